@@ -138,7 +138,7 @@ perf-gate: $(VENV)/.installed-dev
 
 # docs/options.md, from the declarations of the options.
 reference: $(VENV)/.installed
-	$(BIN)/python -m harness.commands.reference > docs/options.md
+	$(BIN)/python -m harness.launchers.reference > docs/options.md
 
 # Build the docs as a site in site/; a warning is an error.
 docs: $(VENV)/.installed-dev

@@ -38,7 +38,7 @@ from harness.plan.request import make_requests
 from harness.plan.study_file import OPTIONS, StudyFile
 from harness.plan.surroundings import MIB, Devices, Limit, Measured, Surroundings, devices_here
 from harness.reporting.assumptions import CostFlags, read_assumptions
-from harness.reporting.reading import Reading, place_words, warn_of_lost_plans
+from harness.reporting.reading import Reading, warn_of_lost_plans
 from harness.reporting.report import write_report
 from harness.terminal.console import Console, QuietConsole
 from harness.worker.turns import VARIABLE
@@ -47,10 +47,11 @@ from reports.text import count
 from results.cell import BASELINE_STRATEGY
 from results.environment import CodeVersion
 from results.errors import MachineError, UsageError, bench_call
-from results.features import MEASURED, hook, kind_named
+from results.features import hook
 from results.files import study_lock
+from results.grouping import grouped
 from results.job import RETRIES, SILENCE_S, RunOptions
-from results.plan import Order, Plan, Request
+from results.plan import Order, Plan, Request, kind_of
 from results.run import RunResult
 from results.store import Study, utc_now
 from workloads.catalog import WORKLOADS, facts
@@ -110,10 +111,8 @@ class Matrix:
 
     def _check(self) -> None:
         """Refuse options that the launcher or this installation lacks, and warn of those without effect."""
-        readers: dict[str, list[str]] = {}
-        for each in launchers():
-            for name in each.options - self._launcher.options:
-                readers.setdefault(name, []).append(each.name)
+        own = self._launcher.options
+        readers = grouped((name, each.name) for each in launchers() for name in each.options - own)
         unused = [
             f"{option.flag} (for {' and '.join(readers[option.name])})"
             for option in OPTIONS
@@ -126,9 +125,9 @@ class Matrix:
             raise UsageError(
                 f"--env sets {twice[0]}, which the environment of bench sets too: unset {twice[0]}"
             )
-        self._check_hosts()
+        self._check_links()
         if not self._launcher.several_hosts:
-            self._check_gpus()
+            self._check_this_host()
         if self._request.batches is not None:
             self._check_batch_auto()
         if self._run_options.tensorboard and self._call.hosts.same_python:
@@ -140,18 +139,10 @@ class Matrix:
                     f"trace of it"
                 )
 
-    def _check_hosts(self) -> None:
-        """Refuse numbers of hosts, links and devices that the launcher does not offer."""
-        request, several = self._request, self._launcher.several_hosts
-        most, per_node = max(request.gpus), request.gpus_per_node
-        if per_node is not None and per_node < most and not several:
-            others = [each.name for each in launchers() if each.several_hosts]
-            raise UsageError(
-                f"--gpus-per-node {per_node} puts {most} workers on several hosts, and --launcher "
-                f"{self._launcher.name} has only this one: use --launcher {' or '.join(others)}, or leave "
-                f"--gpus-per-node out"
-            )
-        if several and request.has_links:
+    def _check_links(self) -> None:
+        """Refuse links and devices that the launcher does not offer."""
+        request = self._request
+        if self._launcher.several_hosts and request.has_links:
             raise UsageError(
                 f"--link makes nodes with separate networks on this host: leave --launcher "
                 f"{self._launcher.name} out"
@@ -162,8 +153,17 @@ class Matrix:
                 f"one rank a GPU; leave it out, and sizes beyond this machine are skipped with a reason"
             )
 
-    def _check_gpus(self) -> None:
-        """Refuse AMD GPUs, and warn where a call that names no device leaves them unused."""
+    def _check_this_host(self) -> None:
+        """Refuse several hosts and AMD GPUs, and warn where no device is named and these are unused."""
+        most = max(self._request.gpus)
+        per_node = self._request.gpus_per_node or most
+        if per_node < most:
+            others = " or ".join(each.name for each in launchers() if each.several_hosts)
+            raise UsageError(
+                f"--gpus-per-node {per_node} puts {most} workers on several hosts, and --launcher "
+                f"{self._launcher.name} has only this one: {others and f'use --launcher {others}, or '}leave "
+                f"--gpus-per-node out"
+            )
         require_nvidia(self._request.device)
         amd = amd_only() if self._options.device in (None, "auto") else None
         if amd is not None:
@@ -364,7 +364,7 @@ class Matrix:
 
     def _require_one_kind(self, study: Study) -> None:
         """Raise UsageError if the kind of the study's plans differs from the kind of this call."""
-        mine = MEASURED if self.order is None else kind_named(self.order.kind)
+        mine = kind_of(self.order)
         others = [plan.kind for plan in study.plans() if plan.kind != mine]
         if others:
             raise UsageError(
@@ -457,12 +457,7 @@ class Matrix:
 
     def _finish(self, study: Study, plan: Plan, results: list[RunResult], *, report: bool) -> int:
         assumptions = read_assumptions(study, CostFlags(), self._console)
-        figures = replace(
-            analyse(study.name, study.told_plans(), results, assumptions, study.review()),
-            placed=place_words(study),
-            steps=study.steps,
-            measured=study.measured,
-        )
+        figures = analyse(study.name, study.told_plans(), results, assumptions, study.review())
         figures = Reading(study=study, figures=figures, console=self._console).with_added()
         if report:
             write_report(study, figures, self._console)

@@ -19,8 +19,6 @@ N = TypeVar("N", int, float)
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a table."""
-
     text: str
     value: float | None = None
     """The number in `unit`, without a prefix; None for words and intervals."""

@@ -112,11 +112,7 @@ class Redactor:
         # Words that a user typed, or from errors of a user's model, may contain any name.
         redacted: Plan = self.value(msgspec.structs.replace(plan, series=()))
         return msgspec.structs.replace(
-            redacted,
-            series=series,
-            predicted_bytes=predicted,
-            command=(),
-            unpredicted={},
+            redacted, series=series, predicted_bytes=predicted, command=(), unpredicted={}
         )
 
     def value(self, value: Any) -> Any:

@@ -122,23 +122,16 @@ def tick(value: float) -> str:
 def metric(figure: Metric) -> MetricText:
     """A figure with its interval, in the form of its unit (`ns`, `bytes`, `ratio`, or as a rate)."""
     scale, unit = _form(figure)
-    value, low, high = (
-        None if end is None else end / scale for end in (figure.value, figure.low, figure.high)
-    )
-    assert value is not None
-    if low is None or high is None:
-        decimals = _metric_decimals(figure, value)
-        return MetricText(value=f"{_clean(value, decimals)} {unit}", ends=None, label=_label(figure))
-    # Decimals at which the two ends differ, within reason.
-    decimals = _metric_decimals(figure, value)
-    most = max(decimals, _decimals(value, MOST_DIGITS))
-    while decimals < most and _clean(low, decimals) == _clean(high, decimals) and low != high:
-        decimals += 1
-    return MetricText(
-        value=f"{_clean(value, decimals)} {unit}",
-        ends=f"{_clean(low, decimals)} to {_clean(high, decimals)}",
-        label=_label(figure),
-    )
+    shown, ends = figure.mapped(lambda end: end / scale), None
+    decimals = 1 if figure.unit == "ratio" else _decimals(shown.value, DIGITS)
+    low, high = shown.low, shown.high
+    if low is not None and high is not None:
+        # Decimals at which the two ends differ, within reason.
+        most = max(decimals, _decimals(shown.value, MOST_DIGITS))
+        while decimals < most and _clean(low, decimals) == _clean(high, decimals) and low != high:
+            decimals += 1
+        ends = f"{_clean(low, decimals)} to {_clean(high, decimals)}"
+    return MetricText(value=f"{_clean(shown.value, decimals)} {unit}", ends=ends, label=_label(figure))
 
 
 def listed(items: Sequence[str], *, most: int = 4, last: str = " and ") -> str:
@@ -206,10 +199,6 @@ def _rate_scale(per_s: float) -> tuple[float, str]:
         return 1.0, ""
     scale, prefix = _scale(per_s, SI)
     return scale, f"{prefix} "
-
-
-def _metric_decimals(figure: Metric, value: float) -> int:
-    return 1 if figure.unit == "ratio" else _decimals(value, DIGITS)
 
 
 def _scaled(value: float, scales: tuple[tuple[float, str], ...]) -> str:

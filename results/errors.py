@@ -1,20 +1,4 @@
-"""The errors that a user can see. Each is one line with what was given, what is allowed, and what to do.
-
-::
-
-    BenchError                exit code 1
-    +-- UsageError            2: the call is wrong
-    |   +-- SpecError         a name or an option that does not exist
-    |   +-- GpuCountsError    a GPU count that does not parse
-    +-- StoreError            1: a file or folder of a study cannot be read or written
-    |   +-- SchemaError       a file that is damaged or not what it should be
-    |   |   +-- NewerSchemaError  ... or newer than this program
-    |   +-- StudyBusyError    another process works on the study
-    |       +-- NightBusyError  4: ... or another night of bench matrix --fresh measures on this host
-    +-- MachineError          1: this machine cannot do what was asked
-    +-- ExtensionError        1: a name that another package adds cannot be used
-    +-- SchedulerError        1: a cluster's scheduler refused, failed or did not answer
-"""
+"""The errors that a user can see. Each is one line with what was given, what is allowed, and what to do."""
 
 from __future__ import annotations
 
@@ -27,6 +11,7 @@ class BenchError(Exception):
     """An error with a message meant for the user; anything else is a defect of this program."""
 
     exit_code = 1
+    """The exit code of a command that ends by it."""
 
 
 class UsageError(BenchError):

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 GROUPS = MappingProxyType(
     {
-        "bench.strategies": "strategy",
-        "bench.compressors": "compression",
-        "bench.collectives": "collective",
-        "bench.workloads": "workload",
-        "bench.launchers": "launcher",
-        "bench.sections": "section",
-        "bench.commands": "command",
-        "bench.kinds": "kind",
+        "strategy": "bench.strategies",
+        "compression": "bench.compressors",
+        "collective": "bench.collectives",
+        "workload": "bench.workloads",
+        "launcher": "bench.launchers",
+        "section": "bench.sections",
+        "command": "bench.commands",
+        "kind": "bench.kinds",
     }
 )
-"""Groups of entry points, each with the noun for one member."""
+"""Groups of entry points by the noun for one member."""
 CODE = frozenset((".py", ".so", ".pyd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h"))
 """Suffixes of a package's code: Python, compiled modules, and sources that are compiled when they are
 used."""
@@ -52,7 +52,8 @@ class Extension:
     point: EntryPoint
 
     def __str__(self) -> str:
-        return f"{GROUPS[self.group]} {self.name!r} of the package {self.package} {self.version}"
+        noun = next(noun for noun, group in GROUPS.items() if group == self.group)
+        return f"{noun} {self.name!r} of the package {self.package} {self.version}"
 
     def load(self) -> Any:
         """Import the object that the entry point names.
@@ -110,14 +111,14 @@ class Extension:
         return f"{self.package} {self.version} {package_hash(self)}"
 
 
-def extensions(group: str, built_in: Collection[str] = ()) -> Mapping[str, Extension]:
-    """The extensions that other packages add to a group, by name; they are not imported.
+def extensions(noun: str, built_in: Collection[str] = ()) -> Mapping[str, Extension]:
+    """The extensions of other packages of one noun of `GROUPS`, by name; they are not imported.
 
     Raises ExtensionError for a name of two packages, and for one that is `built_in`.
     """
     found: dict[str, Extension] = {}
     for one in _every():
-        if one.group != group:
+        if one.group != GROUPS[noun]:
             continue
         if one.name in built_in:
             raise ExtensionError(
@@ -126,7 +127,7 @@ def extensions(group: str, built_in: Collection[str] = ()) -> Mapping[str, Exten
             )
         if one.name in found:
             raise ExtensionError(
-                f"two packages have a {GROUPS[group]} {one.name!r}, {found[one.name].package} and "
+                f"two packages have a {noun} {one.name!r}, {found[one.name].package} and "
                 f"{one.package}: uninstall one of them, or give one another name in its entry points"
             )
         found[one.name] = one
@@ -155,7 +156,7 @@ def _every() -> tuple[Extension, ...]:
 
 def stray_groups() -> Mapping[str, str]:
     """Groups of entry points named `bench.*` that bench does not have, each with a package that uses it."""
-    return {one.group: one.package for one in _every() if one.group not in GROUPS}
+    return {one.group: one.package for one in _every() if one.group not in GROUPS.values()}
 
 
 def forget_packages() -> None:
@@ -169,7 +170,7 @@ def blamed(error: Exception) -> ExtensionError | None:
     for frame, line in reversed([*walk_tb(error.__traceback__)]):
         module = str(frame.f_globals.get("__name__"))
         for one in _every():
-            if one.group in GROUPS and module.partition(".")[0] in _modules(one):
+            if one.group in GROUPS.values() and module.partition(".")[0] in _modules(one):
                 where = f"{Path(frame.f_code.co_filename).name}:{line}"
                 return _failed(f"the package {one.package} {one.version} failed at {where}", one, error)
     return None

@@ -7,21 +7,20 @@ A feature is a folder of `harness/features/`, which is named in the table there 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from results.errors import UsageError
-from results.extensions import Extension, extensions
+from results.extensions import extensions
 from results.registry import load
 
 T = TypeVar("T")
 TABLE = "harness.features"
-COMMANDS, KINDS = "bench.commands", "bench.kinds"
-"""Groups of entry points: click commands, and values of `Kind`."""
 Hook = Literal["find_batches", "fit_batches", "measure_noise", "nights", "status"]
 """Functions of features that the core calls where they are there; `hook` says how.
 
@@ -36,14 +35,14 @@ Hook = Literal["find_batches", "fit_batches", "measure_noise", "nights", "status
 
 
 class Command(NamedTuple):
-    """A command of `bench`."""
-
     place: str
     """Its click command."""
     help: str
     """Its line in `bench --help`."""
     after: str
     """The command of the core that it follows there."""
+    passes: str = ""
+    """How its call passes the option {} on to `bench matrix`; empty if it passes none on."""
 
 
 class PageSection(NamedTuple):
@@ -56,26 +55,22 @@ class PageSection(NamedTuple):
 
 
 class Given(NamedTuple):
-    """An option of `bench report` that names a file or a folder for a section."""
+    """An option of commands that write pages. It names a file or a folder for a section."""
 
     metavar: str
     help: str
+    commands: tuple[str, ...] = ("report",)
     default: str = ""
     """The place of a function without parameters to the value where the option is left out, or to None."""
 
 
 class LauncherPlace(NamedTuple):
-    """A launcher."""
-
     place: str
     """Its class, derived from `harness.launchers.launcher.Launcher`."""
     help: str
     """Words that follow its name in --help, such as `submits jobs`."""
-    scheduler: str | None = None
-    """The scheduler of its jobs, and the variables in which that names a job and counts its restarts; None
-    without a scheduler or recorded job numbers."""
-    job_variable: str = ""
-    restarts_variable: str = ""
+    jobs: Mapping[str, str] = MappingProxyType({})
+    """The fields of its scheduler's `JobVariables`; empty without a scheduler or recorded job numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +110,7 @@ class Feature:
     """Places of functions from a `harness.reporting.reading.Reading` to what a section of the feature shows;
     `StudyFigures.added` has the results by name."""
     given: Mapping[str, Given] = field(default_factory=dict)
-    """Options of `bench report` without their dashes; `Reading.given` has the values by name."""
+    """Options of commands without their dashes; `Reading.given` has the values of `bench report` by name."""
     launchers: Mapping[str, LauncherPlace] = field(default_factory=dict)
     inner: tuple[str, ...] = ()
     """Folders in a study's folder that hold studies of short runs, which may be older than its plan."""
@@ -133,19 +128,9 @@ def features() -> Mapping[str, Feature]:
     return {name: import_module(f"{TABLE}.{name}").FEATURE for name in names}
 
 
-def commands() -> dict[str, Command]:
-    """The commands of features, by name."""
-    return {name: one for each in features().values() for name, one in each.commands.items()}
-
-
-def added_commands(taken: Collection[str]) -> Mapping[str, Extension]:
-    """The commands of other packages. Raises ExtensionError if one has a name of `taken`."""
-    return extensions(COMMANDS, taken)
-
-
-def sections() -> dict[str, PageSection]:
-    """The sections of features, by anchor."""
-    return {name: one for each in features().values() for name, one in each.sections.items()}
+def joined(part: Callable[[Feature], Mapping[str, T]]) -> dict[str, T]:
+    """One part of the declarations of all features, such as their commands, by name."""
+    return {name: one for each in features().values() for name, one in part(each).items()}
 
 
 def kind_named(name: str) -> Kind:
@@ -153,7 +138,7 @@ def kind_named(name: str) -> Kind:
     for kind in own_kinds():
         if kind.name == name:
             return kind
-    added = extensions(KINDS, {kind.name for kind in own_kinds()})
+    added = extensions("kind", {kind.name for kind in own_kinds()})
     if name not in added:
         raise UsageError(
             f"the study is {name!r}, a kind that this installation lacks: install the package that adds it"
@@ -181,30 +166,9 @@ def home_of_kind(name: str) -> str | None:
     return next((f"harness/features/{feature}" for feature in homes), None)
 
 
-def phases() -> dict[str, str]:
-    """The phases of the kinds of bench, by the event that begins each."""
-    return {event: words for kind in own_kinds() for event, words in kind.phases.items()}
-
-
 def inner_folders() -> frozenset[str]:
     """The folders inside the folder of a study that hold studies of short runs."""
     return frozenset(name for each in features().values() for name in each.inner)
-
-
-def figures() -> dict[str, Callable[..., Any]]:
-    """The functions of features that read what their sections show, by name."""
-    return {name: load(place) for each in features().values() for name, place in each.figures.items()}
-
-
-def given() -> dict[str, Given]:
-    """The options that features add to `bench report`, in the order of their names."""
-    found = {name: one for each in features().values() for name, one in each.given.items()}
-    return dict(sorted(found.items()))
-
-
-def launchers() -> dict[str, LauncherPlace]:
-    """The launchers of features, by name."""
-    return {name: one for each in features().values() for name, one in each.launchers.items()}
 
 
 def hook(name: Hook) -> Callable[..., Any] | None:

@@ -139,7 +139,6 @@ def rank_log_path(folder: Path, rank: int) -> Path:
 
 
 def rank_log_paths(folder: Path) -> dict[int, Path]:
-    """The logs that are there, by rank."""
     return _by_rank(folder, "rank-*.jsonl")
 
 

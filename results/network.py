@@ -17,6 +17,7 @@ import msgspec
 from results.cell import Backend, Cell
 from results.environment import Environment
 from results.errors import UsageError
+from results.grouping import grouped
 from results.notation import link_text
 from results.outcome import Evidence
 
@@ -181,10 +182,8 @@ class NetworkTable(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def groups(self) -> Mapping[tuple[Collective, int, int], Sequence[Measurement]]:
         """The measurements by collective, ranks and nodes, the smallest payload first."""
-        found: dict[tuple[Collective, int, int], list[Measurement]] = {}
-        for row in sorted(self.measurements, key=lambda row: (row.nodes, row.ranks, row.payload_bytes)):
-            found.setdefault((row.collective, row.ranks, row.nodes), []).append(row)
-        return found
+        rows = sorted(self.measurements, key=lambda row: (row.nodes, row.ranks, row.payload_bytes))
+        return grouped(((row.collective, row.ranks, row.nodes), row) for row in rows)
 
     def covers(self, collective: Collective, ranks: int, nodes: int) -> bool:
         """Whether the level of such a group was measured.

@@ -30,12 +30,8 @@ class Outcome(StrEnum):
 
 
 _INTERRUPTED = {
-    Outcome.TIMED_OUT,
-    Outcome.CANCELLED,
-    Outcome.PREEMPTED,
-    Outcome.NODE_FAILED,
-    Outcome.MISSING_RANKS,
-    Outcome.UNKNOWN,
+    *(Outcome.TIMED_OUT, Outcome.CANCELLED, Outcome.PREEMPTED),
+    *(Outcome.NODE_FAILED, Outcome.MISSING_RANKS, Outcome.UNKNOWN),
 }
 
 

@@ -181,7 +181,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> SeriesId:
-        return _series_id(self, self.kind)
+        return SeriesId(**named(self), scaling=self.kind, batch_size=self.batch_size)
 
 
 class Skip(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,19 +210,12 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def series_id(self) -> SeriesId:
         """The series that the point would be of."""
-        return _series_id(self, self.scaling)
+        return SeriesId(**named(self), scaling=self.scaling, batch_size=self.batch_size)
 
 
-def _series_id(of: Series | Skip, scaling: Scaling) -> SeriesId:
-    return SeriesId(
-        workload=of.workload,
-        strategy=of.strategy,
-        compression=of.compression,
-        collective=of.collective,
-        link=of.link,
-        scaling=scaling,
-        batch_size=of.batch_size,
-    )
+def named(of: Cell | Series | SeriesId | Skip) -> dict[str, str]:
+    """The names of what a cell or a series computes, and of how its gradients travel."""
+    return {axis: getattr(of, axis) for axis in ("workload", "strategy", "compression", "collective", "link")}
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True, order=True):
@@ -263,6 +256,11 @@ def read_values(values: Mapping[str, Any], as_type: type[T]) -> T:
         ) from error
 
 
+def kind_of(order: Order | None) -> Kind:
+    """The kind of the studies with an order. Raises UsageError if this installation lacks it."""
+    return MEASURED if order is None else kind_named(order.kind)
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """One expanded matrix of a study."""
 
@@ -286,7 +284,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def kind(self) -> Kind:
         """The kind of the study that it is a plan of. Raises UsageError if this installation lacks it."""
-        return MEASURED if self.order is None else kind_named(self.order.kind)
+        return kind_of(self.order)
 
     def __post_init__(self) -> None:
         known = {cell.id for cell in self.cells}

@@ -8,7 +8,7 @@ import msgspec
 
 from results.cell import Cell
 from results.launch import Launch
-from results.plan import Plan, Request, Scaling, Series
+from results.plan import Plan, Request, Scaling, Series, named
 
 
 def rebuilt_plan(study: str, cells: Sequence[Cell], launches: Sequence[Launch]) -> Plan:
@@ -82,11 +82,7 @@ def _one(kind: Scaling, group: Sequence[Cell]) -> Series:
     largest = group[-1]
     return Series(
         kind=kind,
-        workload=largest.workload,
-        strategy=largest.strategy,
-        compression=largest.compression,
-        collective=largest.collective,
-        link=largest.link,
+        **named(largest),
         batch_size=largest.batch_per_replica,
         global_batch=largest.global_batch if kind == "strong" else None,
         cells=tuple(cell.id for cell in group),

@@ -56,12 +56,10 @@ class Registry(Catalog, Generic[F]):
         known: Iterable[type[F]],
         *,
         base: type[F] | None = None,
-        group: str | None = None,
         packaged: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`group`: the entry points by which other packages add classes derived from `base`. `packaged` as of
-        `Catalog`."""
-        super().__init__(kind, [], group=group, packaged=packaged)
+        """Other packages add classes derived from `base`. `packaged` as of `Catalog`."""
+        super().__init__(kind, [], packaged=packaged)
         self._base = base or CatalogFacts
         self._facts: dict[str, type[F]] = {}
         for facts in known:

@@ -19,8 +19,6 @@ EXCLUDED = "excluded by review"
 
 
 class ReviewEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of a reviewer."""
-
     at: str
     """UTC, as ISO 8601."""
     author: str

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -86,6 +87,18 @@ def require_whole_gpus(kind: str | None, gpus_per_node: int) -> None:
             f"that the {gpus_per_node} workers of a node would share one: give --gpus-per-node 1, or ask for "
             f"whole GPUs in the profile"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SiteCheck:
+    """The result of one check of a profile with a cluster."""
+
+    level: Literal["wrong", "doubtful", "fine"]
+    """`wrong`: jobs are refused or never start. `doubtful`: some are, or they get unintended resources."""
+    about: str
+    """The key of the profile."""
+    words: str
+    """The given value, the cluster's, and, if it is not fine, the value to write instead."""
 
 
 class SitePrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

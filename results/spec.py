@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from results.errors import ExtensionError, SpecError, nearest
-from results.extensions import Extension, extensions
+from results.extensions import GROUPS, Extension, extensions
 
 Value = int | float | bool | str
 Kind = Literal["int", "float", "bool", "str"]
@@ -140,17 +140,11 @@ class Catalog:
     """The entries of one kind ("strategy", "workload"), and the parser of their specs."""
 
     def __init__(
-        self,
-        kind: str,
-        entries: list[Entry],
-        *,
-        group: str | None = None,
-        packaged: Mapping[str, str] = MappingProxyType({}),
+        self, kind: str, entries: list[Entry], *, packaged: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        """`group`: the entry points by which other packages add to it; None: they cannot add any. `packaged`:
-        names that known packages add, each with the command that installs its package."""
+        """`kind`: a noun; other packages add members if it is one of `GROUPS`. `packaged`: names that known
+        packages add, each with the command that installs its package."""
         self.kind = kind
-        self.group = group
         self._packaged = packaged
         self._offered: Mapping[str, Extension] | None = None
         self.entries: dict[str, Entry] = {}
@@ -175,7 +169,7 @@ class Catalog:
     def offered(self) -> Mapping[str, Extension]:
         """Extensions of other packages, by name. Raises ExtensionError for a name that is taken."""
         if self._offered is None:
-            self._offered = extensions(self.group, self.entries) if self.group else {}
+            self._offered = extensions(self.kind, self.entries) if self.kind in GROUPS else {}
         return self._offered
 
     @property

@@ -215,7 +215,6 @@ class Study:
             return planned
 
     def _own_cell(self, cell_id: str) -> Cell:
-        """A cell from its file."""
         path = self.cell_folder(cell_id) / "cell.json"
         cell = schemas.CELL.read(path)
         if cell.id != cell_id:

@@ -138,7 +138,6 @@ class Client:
         )
 
     def groups(self) -> tuple[NodeGroup, ...]:
-        """Return the nodes of all partitions."""
         return read_sinfo(self._ask(*_SINFO))
 
     def _associations(self) -> tuple[Association, ...] | None:

@@ -41,28 +41,13 @@ class JobPhase(StrEnum):
 
 
 _WAITING = {
-    "PENDING",
-    "CONFIGURING",
-    "POWER_UP_NODE",
-    "EXPEDITING",
-    "REQUEUED",
-    "REQUEUE_FED",
-    "REQUEUE_HOLD",
-    "RESV_DEL_HOLD",
-    "SPECIAL_EXIT",
+    *("PENDING", "CONFIGURING", "POWER_UP_NODE", "EXPEDITING"),
+    *("REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"),
     # Flags of a job that goes back to the queue because it could not be started.
-    "LAUNCH_FAILED",
-    "RECONFIG_FAIL",
+    *("LAUNCH_FAILED", "RECONFIG_FAIL"),
 }
 _RUNNING = {
-    "RUNNING",
-    "SUSPENDED",
-    "STOPPED",
-    "SIGNALING",
-    "RESIZING",
-    "COMPLETING",
-    "STAGE_OUT",
-    "UPDATE_DB",
+    *("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "COMPLETING", "STAGE_OUT", "UPDATE_DB"),
 }
 _OUTCOMES = {
     "COMPLETED": Outcome.OK,
@@ -89,18 +74,10 @@ _REASONS = {
 signal."""
 
 _HELD = {
-    "JobHeldUser",
-    "JobHeldAdmin",
-    "JobHoldMaxRequeue",
-    "job requeued in held state",
-    "launch failed requeued held",
-    "launch failure limit exceeded requeued held",
-    "user env retrieval failed requeued held",
-    "DependencyNeverSatisfied",
-    "ReservationDeleted",
-    "BadConstraints",
-    "InvalidAccount",
-    "InvalidQOS",
+    *("JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue", "job requeued in held state"),
+    *("launch failed requeued held", "launch failure limit exceeded requeued held"),
+    *("user env retrieval failed requeued held", "DependencyNeverSatisfied", "ReservationDeleted"),
+    *("BadConstraints", "InvalidAccount", "InvalidQOS"),
 }
 
 

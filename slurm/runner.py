@@ -1,13 +1,4 @@
-"""Running one Slurm command: the interface to the scheduler, and its errors.
-
-::
-
-    SchedulerError
-    +-- SlurmError           a Slurm command failed; the message has the command and Slurm's own words
-        +-- RefusedError     the scheduler refused: no job was submitted
-        |   +-- QueueFullError   ... because of a limit on queued jobs: later it may accept
-        +-- NoAnswerError    it did not answer: whether it did what was asked is not known
-"""
+"""Running one Slurm command: the interface to the scheduler, and its errors."""
 
 from __future__ import annotations
 
@@ -22,11 +13,11 @@ from results.errors import SchedulerError
 
 
 class SlurmError(SchedulerError):
-    """A Slurm command failed."""
+    """A Slurm command failed; the message has the command and Slurm's own words."""
 
 
 class RefusedError(SlurmError):
-    """The scheduler refused a job."""
+    """The scheduler refused: no job was submitted."""
 
 
 class QueueFullError(RefusedError):
@@ -34,7 +25,7 @@ class QueueFullError(RefusedError):
 
 
 class NoAnswerError(SlurmError):
-    """The scheduler did not answer in time, or cannot be reached."""
+    """The scheduler did not answer: whether it did what was asked is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,29 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from functools import partial
 
-from results.site import seconds
+from results.site import SiteCheck, seconds
 from slurm.cluster import Association, Cluster, NodeGroup
 from slurm.site import SiteProfile
 
-Level = Literal["wrong", "doubtful", "fine"]
+_wrong = partial(SiteCheck, "wrong")
+_doubtful = partial(SiteCheck, "doubtful")
+_fine = partial(SiteCheck, "fine")
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterCheck:
-    """The result of one check of a profile with a cluster."""
-
-    level: Level
-    """`wrong`: jobs are refused or never start. `doubtful`: some are, or they get unintended resources."""
-    about: str
-    """The key of the profile."""
-    words: str
-    """The given value, the cluster's, and, if it is not fine, the value to write instead."""
-
-
-def cluster_checks(site: SiteProfile, cluster: Cluster) -> tuple[ClusterCheck, ...]:
+def cluster_checks(site: SiteProfile, cluster: Cluster) -> tuple[SiteCheck, ...]:
     """Check the profile against the cluster's description, in the order of the profile's keys."""
     return (*_partitions(site, cluster), _signal(site, cluster), *_accounting(site, cluster))
 
@@ -69,11 +58,11 @@ def _over(name: str, nodes: int, time_limit_s: float, group: NodeGroup) -> str |
     return None
 
 
-def _partitions(site: SiteProfile, cluster: Cluster) -> Iterator[ClusterCheck]:
+def _partitions(site: SiteProfile, cluster: Cluster) -> Iterator[SiteCheck]:
     if site.partition is None:
         advice = _write(group.partition for group in cluster.groups)
         words = f"left to Slurm, so nodes and times are not checked; to have them checked, {advice}"
-        yield ClusterCheck("doubtful", "partition", words)
+        yield _doubtful("partition", words)
     for name in _names(site.partition):
         groups = [group for group in cluster.groups if group.partition == name]
         yield _partition("partition", name, groups, cluster, reserved=site.reservation is not None)
@@ -105,60 +94,52 @@ _RESERVED = re.compile(r"reserved|maint|(?:allocated|completing|idle|mixed|plann
 
 def _partition(
     about: str, name: str, groups: Sequence[NodeGroup], cluster: Cluster, *, reserved: bool = False
-) -> ClusterCheck:
+) -> SiteCheck:
     if not groups:
         advice = _write(group.partition for group in cluster.groups)
-        return ClusterCheck("wrong", about, f"{name} is not one that sinfo shows; {advice}")
+        return _wrong(about, f"{name} is not one that sinfo shows; {advice}")
     if not groups[0].is_up:
-        return ClusterCheck(
-            "wrong", about, f"{name} is not up and starts no jobs; wait for it, or name another"
-        )
+        return _wrong(about, f"{name} is not up and starts no jobs; wait for it, or name another")
     taking = (_USABLE, _RESERVED) if reserved else (_USABLE,)
     usable = _nodes(groups, lambda group: any(state.fullmatch(group.state) for state in taking))
     states = _listed(group.state for group in groups)
     words = f"{usable} of {_nodes(groups)} nodes of {name} are usable ({states})"
-    return (
-        ClusterCheck("fine", about, words)
-        if usable
-        else ClusterCheck("wrong", about, f"{words}; wait for them, or name another")
-    )
+    return _fine(about, words) if usable else _wrong(about, f"{words}; wait for them, or name another")
 
 
 def _nodes(groups: Iterable[NodeGroup], which: Callable[[NodeGroup], bool] = lambda _: True) -> int:
     return sum(group.nodes for group in groups if which(group))
 
 
-def _gpus(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> Iterator[ClusterCheck]:
+def _gpus(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> Iterator[SiteCheck]:
     having = [group for group in groups if group.gpus]
     types = _listed((kind for group in having for kind in group.gpus if kind), otherwise="of no named type")
     if site.gpu_request == "none" and having:
         there = f"{_nodes(having)} of {_nodes(groups)} nodes of {name} have GPUs ({types})"
         words = f"none, but {there}; write gres or gpus-per-node, or name a partition without GPUs"
-        yield ClusterCheck("doubtful", "gpu_request", words)
+        yield _doubtful("gpu_request", words)
     elif site.gpu_request == "none":
-        yield ClusterCheck("fine", "gpu_request", f"none, and {name} has no GPUs")
+        yield _fine("gpu_request", f"none, and {name} has no GPUs")
     elif not having:
         words = f"{site.gpu_request}, but {name} has no GPUs; name a partition that has, or write none"
-        yield ClusterCheck("wrong", "gpu_request", words)
+        yield _wrong("gpu_request", words)
     else:
         yield _gpu_type(site.gpu_type, name, having, types)
         if fitting := _asked_for(site, groups):
             yield _gpus_per_node(site, name, fitting)
 
 
-def _gpu_type(kind: str | None, name: str, having: Sequence[NodeGroup], types: str) -> ClusterCheck:
+def _gpu_type(kind: str | None, name: str, having: Sequence[NodeGroup], types: str) -> SiteCheck:
     kinds = {kind for group in having for kind in group.gpus}
     if kind is None and len(kinds) > 1:
-        return ClusterCheck(
-            "doubtful", "gpu_type", f"left out, but GPUs of {name} are {types}, and jobs get any; name one"
-        )
+        return _doubtful("gpu_type", f"left out, but GPUs of {name} are {types}, and jobs get any; name one")
     if kind is None:
-        return ClusterCheck("fine", "gpu_type", f"left out; all GPUs of {name} are {types}")
+        return _fine("gpu_type", f"left out; all GPUs of {name} are {types}")
     if kind in kinds:
         there = _nodes(having, lambda group: kind in group.gpus)
-        return ClusterCheck("fine", "gpu_type", f"{there} nodes of {name} have {kind}")
+        return _fine("gpu_type", f"{there} nodes of {name} have {kind}")
     advice = _write(filter(None, kinds)) if any(kinds) else "leave it out"
-    return ClusterCheck("wrong", "gpu_type", f"{kind}, but the GPUs of {name} are {types}; {advice}")
+    return _wrong("gpu_type", f"{kind}, but the GPUs of {name} are {types}; {advice}")
 
 
 def _asked_for(site: SiteProfile, groups: Sequence[NodeGroup]) -> list[NodeGroup]:
@@ -171,19 +152,19 @@ def _gpu_count(site: SiteProfile, group: NodeGroup) -> int:
     return sum(group.gpus.values()) if site.gpu_type is None else group.gpus.get(site.gpu_type, 0)
 
 
-def _gpus_per_node(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> ClusterCheck:
+def _gpus_per_node(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> SiteCheck:
     about, given = "gpus_per_node", site.gpus_per_node
     sizes = [(_gpu_count(site, group), group.nodes) for group in groups]
     most, there = max(sizes)[0], f"nodes of {name} have {_span(sizes)}"
     if given is None:
-        return ClusterCheck("doubtful", about, f"left out; {there}; write {most}")
+        return _doubtful(about, f"left out; {there}; write {most}")
     if given < most:
         idle = f"{given}, but {there}: the others would stay idle; write {most}"
-        return ClusterCheck("doubtful", about, idle)
+        return _doubtful(about, idle)
     return _fit(about, str(given), given, sizes, f"GPUs a node of {name}", f"write {most}")
 
 
-def _cpus(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> ClusterCheck:
+def _cpus(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> SiteCheck:
     about, each = "cpus_per_gpu", site.cpus_per_gpu
     # Without GPUs the number of workers of a full node is not known; at least one must fit.
     workers, what = 1, "1 rank"
@@ -196,11 +177,11 @@ def _cpus(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> ClusterC
     share = most // workers
     if each is None and site.exclusive:
         words = f"left out; a job has all {most} CPUs of its nodes of {name} for itself"
-        return ClusterCheck("fine", about, words)
+        return _fine(about, words)
     if each is None:
         there = f"nodes of {name} have {most} CPUs for {what}"
         words = f"left out, so a job may get one CPU a node; {there}; write {max(1, share)}"
-        return ClusterCheck("doubtful", about, words)
+        return _doubtful(about, words)
     asked = f"{each} x {what} = {each * workers}"
     sizes = [(group.cpus, group.nodes) for group in groups]
     advice = f"write at most {share}" if share else "leave it out"
@@ -210,15 +191,15 @@ def _cpus(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> ClusterC
 _UNIT_KB = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
 
 
-def _memory(size: str | None, name: str, groups: Sequence[NodeGroup]) -> ClusterCheck:
+def _memory(size: str | None, name: str, groups: Sequence[NodeGroup]) -> SiteCheck:
     about, most = "memory_per_node", max(group.memory_mb for group in groups)
     if size is None:
-        return ClusterCheck("fine", about, f"left to Slurm; nodes of {name} have up to {most} MB")
+        return _fine(about, f"left to Slurm; nodes of {name} have up to {most} MB")
     unit = size[-1] if size[-1] in _UNIT_KB else "M"
     # Slurm counts in MiB, which it calls MB, and rounds up.
     need_mb = -(-int(size.removesuffix(unit)) * _UNIT_KB[unit] // 1024)
     if not need_mb:
-        return ClusterCheck("fine", about, f"{size} is all of a node; nodes of {name} have up to {most} MB")
+        return _fine(about, f"{size} is all of a node; nodes of {name} have up to {most} MB")
     sizes = [(group.memory_mb, group.nodes) for group in groups]
     advice = f"write at most {most}M, or 0 for all"
     return _fit(about, f"{size} = {need_mb} MB", need_mb, sizes, f"MB a node of {name}", advice)
@@ -226,18 +207,16 @@ def _memory(size: str | None, name: str, groups: Sequence[NodeGroup]) -> Cluster
 
 def _fit(
     about: str, asked: str, need: int, sizes: Sequence[tuple[int, int]], what: str, advice: str
-) -> ClusterCheck:
+) -> SiteCheck:
     """Check whether nodes, given as (size of a node, number of nodes), have the needed size."""
     most, least, every = max(sizes)[0], min(sizes)[0], sum(nodes for _, nodes in sizes)
     enough = sum(nodes for size, nodes in sizes if size >= need)
     if not enough:
-        return ClusterCheck("wrong", about, f"{asked}, but there are at most {most} {what}; {advice}")
+        return _wrong(about, f"{asked}, but there are at most {most} {what}; {advice}")
     if enough < every:
         there = f"{enough} of {every} nodes have as much, the least {least} {what}"
-        return ClusterCheck(
-            "doubtful", about, f"{asked}; {there}; ask for less, or choose nodes with constraint"
-        )
-    return ClusterCheck("fine", about, f"{asked}; there are {_span(sizes)} {what}")
+        return _doubtful(about, f"{asked}; {there}; ask for less, or choose nodes with constraint")
+    return _fine(about, f"{asked}; there are {_span(sizes)} {what}")
 
 
 def _span(sizes: Sequence[tuple[int, int]]) -> str:
@@ -245,19 +224,17 @@ def _span(sizes: Sequence[tuple[int, int]]) -> str:
     return str(most) if least == most else f"{least} to {most}"
 
 
-def _time(site: SiteProfile, name: str, limit_s: int | None) -> ClusterCheck:
+def _time(site: SiteProfile, name: str, limit_s: int | None) -> SiteCheck:
     if limit_s is None:
-        return ClusterCheck("fine", "time", f"sinfo shows no limit of {name}")
+        return _fine("time", f"sinfo shows no limit of {name}")
     keys = ("fixed",) if site.time.fixed is not None else ("minimum", "maximum")
     texts = {key: getattr(site.time, key) for key in keys}
     too_long = [f"{key} {text}" for key, text in texts.items() if seconds(text) > limit_s]
     limit = _written(limit_s)
     if too_long:
         given = " and ".join(too_long)
-        return ClusterCheck(
-            "wrong", "time", f"{given}, but the limit of {name} is {limit}; write at most {limit}"
-        )
-    return ClusterCheck("fine", "time", f"{keys[-1]} {texts[keys[-1]]}; the limit of {name} is {limit}")
+        return _wrong("time", f"{given}, but the limit of {name} is {limit}; write at most {limit}")
+    return _fine("time", f"{keys[-1]} {texts[keys[-1]]}; the limit of {name} is {limit}")
 
 
 def _written(time_s: float) -> str:
@@ -267,80 +244,76 @@ def _written(time_s: float) -> str:
     return f"{time_s / size:g}{units.get(size, 's')}"
 
 
-def _signal(site: SiteProfile, cluster: Cluster) -> ClusterCheck:
+def _signal(site: SiteProfile, cluster: Cluster) -> SiteCheck:
     key = "minimum" if site.time.fixed is None else "fixed"
     shortest_s = site.time.limit_s(0)
     told_s = site.time.signal_s(shortest_s)
     if seconds(site.time.signal) > shortest_s / 2:
         given = f"{site.time.signal}, but a job of time.{key} {_written(shortest_s)}"
         most = _written(shortest_s / 2)
-        return ClusterCheck(
-            "doubtful",
-            "time.signal",
-            f"{given} gets its signal {told_s} s before its limit; write at most {most}",
+        return _doubtful(
+            "time.signal", f"{given} gets its signal {told_s} s before its limit; write at most {most}"
         )
     wait_s = cluster.kill_wait_s
     end = "KillWait is not known" if wait_s is None else f"it is killed {wait_s} s after it (KillWait)"
-    return ClusterCheck("fine", "time.signal", f"a job gets its signal {told_s} s before its limit; {end}")
+    return _fine("time.signal", f"a job gets its signal {told_s} s before its limit; {end}")
 
 
-def _accounting(site: SiteProfile, cluster: Cluster) -> Iterator[ClusterCheck]:
+def _accounting(site: SiteProfile, cluster: Cluster) -> Iterator[SiteCheck]:
     if cluster.associations is None:
         why = "you may not ask" if cluster.has_accounting else "the cluster has no accounting"
         given = cluster.has_accounting and (site.account or site.qos)
-        level: Level = "doubtful" if given else "fine"
-        yield ClusterCheck(
-            level, "account", f"accounts, QOS and limits are not known here: {why}; they are not checked"
-        )
+        words = f"accounts, QOS and limits are not known here: {why}; they are not checked"
+        yield (_doubtful if given else _fine)("account", words)
     elif not cluster.associations:
         words = "accounting knows no account of yours here; if jobs are refused, ask for one"
-        yield ClusterCheck("doubtful", "account", words)
+        yield _doubtful("account", words)
     else:
         yield from _associated(site, cluster.associations)
 
 
-def _associated(site: SiteProfile, mine: Sequence[Association]) -> Iterator[ClusterCheck]:
+def _associated(site: SiteProfile, mine: Sequence[Association]) -> Iterator[SiteCheck]:
     accounts = {each.account for each in mine}
     chosen = [each for each in mine if site.account is None or _same(each.account, site.account)]
     if not chosen:
-        yield ClusterCheck("wrong", "account", f"{site.account} is not one of yours; {_write(accounts)}")
+        yield _wrong("account", f"{site.account} is not one of yours; {_write(accounts)}")
         return
     given = "left to Slurm" if site.account is None else site.account
-    yield ClusterCheck("fine", "account", f"{given}; yours: {_listed(accounts)}")
+    yield _fine("account", f"{given}; yours: {_listed(accounts)}")
     for about, partition in (("partition", site.partition), ("serial_partition", site.serial_partition)):
         for name in _names(partition):
             if not any(each.partition in (None, name) for each in chosen):
                 advice = _write(each.partition or "" for each in chosen)
-                yield ClusterCheck("wrong", about, f"{name} is not one that your account may use; {advice}")
+                yield _wrong(about, f"{name} is not one that your account may use; {advice}")
     yield _qos(site.qos, chosen)
     yield _submit_limit(site.submit_limit, chosen)
 
 
-def _qos(qos: str | None, chosen: Sequence[Association]) -> ClusterCheck:
+def _qos(qos: str | None, chosen: Sequence[Association]) -> SiteCheck:
     allowed = {name for each in chosen for name in each.qos}
     words = f"your account may use {_listed(allowed, otherwise='none that is known')}"
     if qos is None:
-        return ClusterCheck("fine", "qos", f"left to Slurm; {words}")
+        return _fine("qos", f"left to Slurm; {words}")
     if not allowed:
-        return ClusterCheck("doubtful", "qos", f"{qos}, but {words}; leave it out if jobs are refused")
+        return _doubtful("qos", f"{qos}, but {words}; leave it out if jobs are refused")
     if any(_same(name, qos) for name in allowed):
-        return ClusterCheck("fine", "qos", f"{qos}; {words}")
-    return ClusterCheck("wrong", "qos", f"{qos} is not one that your account may use; {_write(allowed)}")
+        return _fine("qos", f"{qos}; {words}")
+    return _wrong("qos", f"{qos} is not one that your account may use; {_write(allowed)}")
 
 
-def _submit_limit(given: int | None, chosen: Sequence[Association]) -> ClusterCheck:
+def _submit_limit(given: int | None, chosen: Sequence[Association]) -> SiteCheck:
     about, limits = "submit_limit", [each.max_submit for each in chosen]
     known = [limit for limit in limits if limit is not None]
     if len(known) < len(limits):
         asked = "left out" if given is None else str(given)
-        return ClusterCheck("fine", about, f"{asked}; no limit of your account's is known")
+        return _fine(about, f"{asked}; no limit of your account's is known")
     most = max(known)
     there = f"your account may have {most} jobs in the queue"
     if given is None:
-        return ClusterCheck("doubtful", about, f"left out, but {there}; write {most}")
+        return _doubtful(about, f"left out, but {there}; write {most}")
     if given > most:
-        return ClusterCheck("wrong", about, f"{given}, but {there}; write {most}")
-    return ClusterCheck("fine", about, f"{given}; {there}")
+        return _wrong(about, f"{given}, but {there}; write {most}")
+    return _fine(about, f"{given}; {there}")
 
 
 def _same(one: str, other: str) -> bool:

@@ -40,7 +40,6 @@ STRATEGIES: Registry[StrategyFacts] = Registry(
         Auto,
     ),
     base=StrategyFacts,
-    group="bench.strategies",
     packaged={"horovod": "pip install ./docs/examples/horovod"},
 )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import gc
-import importlib.util
 import io
 import multiprocessing
 import os
@@ -27,6 +26,7 @@ import msgspec
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+from packages import module_at
 
 from harness.cli import run as run_bench
 from harness.features import FEATURES
@@ -189,7 +189,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list[Any]]]:
+def ranks(tmp_path_factory) -> Iterator[Callable[..., list[Any]]]:
     """`ranks(2, function, *arguments)` runs a module-level function on two ranks, and gives their results.
 
     A rank is called `function(rank, *arguments)`, with the default process group open; arguments and
@@ -227,13 +227,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., li
 @pytest.fixture(scope="session")
 def other_rounding() -> ModuleType:
     """A module that sums in another order on ranks, as another CPU would."""
-    path = Path(__file__).with_name("other_rounding.py")
-    spec = importlib.util.spec_from_file_location("other_rounding", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(Path(__file__).with_name("other_rounding.py"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -406,11 +400,7 @@ def faulty_model() -> Callable[..., tuple[str, ...]]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(
-    bench_in: Callable[..., Bench],
-    faulty_model: Callable[..., tuple[str, ...]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Bench:
+def undisturbed(bench_in, faulty_model, tmp_path_factory) -> Bench:
     """The study of that model without a fault, on this machine."""
     base = tmp_path_factory.getbasetemp()
     # The processes of pytest-xdist share the folder above their own: the first one that asks makes the study.
@@ -429,7 +419,7 @@ def undisturbed(
 
 
 @pytest.fixture(scope="session")
-def expected(undisturbed: Bench) -> dict[str, set[bytes]]:
+def expected(undisturbed) -> dict[str, set[bytes]]:
     """The figures of its cells when nothing goes wrong."""
     figures = undisturbed.figures()
     assert len(figures) == 20

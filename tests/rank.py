@@ -30,8 +30,6 @@ STORE: str = globals()["STORE"]
 def _load(path: str) -> ModuleType:
     name = f"sent_{abs(hash(path))}"
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

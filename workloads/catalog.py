@@ -212,7 +212,7 @@ class Workloads(Catalog):
         return super()._unknown(name)
 
 
-WORKLOADS = Workloads("workload", [], group="bench.workloads")
+WORKLOADS = Workloads("workload", [])
 MEMBERS: dict[str, Member] = {}
 """Members by name; filled by `register`."""
 

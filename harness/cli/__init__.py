@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 import click
 
-from results import features
 from results.errors import BenchError, UsageError, nearest
-from results.extensions import blamed
+from results.extensions import blamed, extensions
+from results.features import joined, placed
 from results.foreign_text import escape_unprintable, shortened, visible
 from results.registry import load
 from results.version import VERSION
@@ -39,17 +39,10 @@ _HOMES = {
     "schema": "list",
 }
 """Modules of commands that share one; the module of any other command of the core has its name."""
-COMMANDS = features.placed(_OWN, {name: (one.help, one.after) for name, one in features.commands().items()})
+_ADDED = joined(lambda one: one.commands)
+COMMANDS = placed(_OWN, {name: (one.help, one.after) for name, one in _ADDED.items()})
 """The commands of bench by name, each with its line in the help; other packages add more."""
-_GENERAL = {
-    "-q": "quiet",
-    "--quiet": "quiet",
-    "-v": "verbose",
-    "--verbose": "verbose",
-    "--debug": "debug",
-}
-_DEFAULT = re.compile(f"BENCH_({'|'.join(name.upper() for name in COMMANDS)})_")
-"""Variables that give options of commands; no other variable of bench begins with these names."""
+_GENERAL = {"-q": "quiet", "--quiet": "quiet", "-v": "verbose", "--verbose": "verbose", "--debug": "debug"}
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells report it: 128 + SIGINT."""
 NOBODY_READS = 141
@@ -58,13 +51,12 @@ NOBODY_READS = 141
 
 def command_of(name: str) -> click.Command:
     """Import the command of this name. Raises ExtensionError for one of another package that is wrong."""
-    of_features = features.commands()
-    if name in of_features:
-        found: object = load(of_features[name].place)
+    if name in _ADDED:
+        found: object = load(_ADDED[name].place)
     elif name in _OWN:
         found = getattr(import_module(f"harness.cli.{_HOMES.get(name, name)}"), f"{name}_command")
     else:
-        extension = features.added_commands(COMMANDS)[name]
+        extension = extensions("command", COMMANDS)[name]
         found = extension.load()
         if not isinstance(found, click.Command):
             raise extension.wrong(found, "a click command")
@@ -74,7 +66,7 @@ def command_of(name: str) -> click.Command:
 
 def every_command() -> dict[str, str]:
     """The commands of bench and of other packages, each with its line in the help."""
-    added = features.added_commands(COMMANDS)
+    added = extensions("command", COMMANDS)
     return COMMANDS | {name: f"Is of the package {one.package}." for name, one in added.items()}
 
 
@@ -166,35 +158,43 @@ def _with_defaults(arguments: list[str]) -> list[str]:
 
     The variables are taken out of the environment, so that no process that this one starts reads them.
     """
-    given = {name: os.environ.pop(name) for name in sorted(os.environ) if _DEFAULT.match(name)}
-    if not arguments or arguments[0] not in COMMANDS:
+    called = arguments[0] if arguments else ""
+    known = COMMANDS if called in COMMANDS or called.startswith("-") else every_command()
+    prefixes = {name: f"BENCH_{name.upper().replace('-', '_')}_" for name in known}
+    given = {
+        name: os.environ.pop(name) for name in sorted(os.environ) if name.startswith(tuple(prefixes.values()))
+    }
+    if called not in known:
         return arguments
-    command = command_of(arguments[0])
-    prefix = f"BENCH_{arguments[0].upper()}_"
+    prefix = prefixes[called]
+    mine = {name: value for name, value in given.items() if name.startswith(prefix)}
+    return [called, *_given_words(called, prefix, mine, arguments), *arguments[1:]]
+
+
+def _given_words(called: str, prefix: str, given: Mapping[str, str], arguments: Sequence[str]) -> list[str]:
+    """The words of the options that variables give, without those that the call gives itself."""
     options = {
-        prefix + param.opts[-1].lstrip("-").replace("-", "_").upper(): param for param in command.params
+        prefix + param.opts[-1].lstrip("-").replace("-", "_").upper(): param
+        for param in command_of(called).params
+        if isinstance(param, click.Option)
     }
     added: list[str] = []
     for name, value in given.items():
-        if not name.startswith(prefix):
-            continue
-        if name not in options or not isinstance(options[name], click.Option):
-            raise UsageError(
-                f"{name} names no option of bench {arguments[0]}{nearest(name, options)}: unset it"
-            )
+        if name not in options:
+            raise UsageError(f"{name} names no option of bench {called}{nearest(name, options)}: unset it")
         words = _words(options[name], name, value)
         if words and not any(word.partition("=")[0] in _flags_of(options[name]) for word in arguments):
             import_module("harness.terminal.console").Console().note(
                 f"{' '.join(words)} by the variable {name}"
             )
             added += words
-    return [arguments[0], *added, *arguments[1:]]
+    return added
 
 
-def _words(option: click.Parameter, name: str, value: str) -> list[str]:
+def _words(option: click.Option, name: str, value: str) -> list[str]:
     """The words that give an option a variable's value. Raises UsageError for a switch that is not a bool."""
     flag = option.opts[-1]
-    if not (isinstance(option, click.Option) and option.is_flag):
+    if not option.is_flag:
         return [f"{flag}={value}"]
     answer = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}.get(
         value.lower()
@@ -214,11 +214,10 @@ def _flags_of(param: click.Parameter) -> tuple[str, ...]:
 
 def _home(name: str, path: str) -> str:
     """Name the command that has an option which the command at `path` lacks; empty if no command has it."""
-    if path == "bench compare" and name in _flags(command_of("matrix")):
-        return (
-            f": it is an option of bench matrix: give it after --, as in bench compare --ab A B -- {name} ..."
-        )
-    alike = [other for other, one in features.commands().items() if one.after == "matrix"]
+    called = _ADDED.get(path.removeprefix("bench "))
+    if called is not None and called.passes and name in _flags(command_of("matrix")):
+        return f": it is an option of bench matrix: {called.passes.format(name)}"
+    alike = [other for other, one in _ADDED.items() if one.after == "matrix"]
     has_it = [other for other in alike if path == "bench matrix" and name in _flags(command_of(other))]
     return f": bench {has_it[0]} has it" if has_it else ""
 

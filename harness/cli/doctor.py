@@ -11,7 +11,6 @@ from pathlib import Path
 import click
 
 from harness.launch.preflight import TORCH, amd_only, require_devices, unknown_name, warnings
-from harness.launchers.launcher import SiteCheck
 from harness.launchers.registry import launchers
 from harness.machine.code import PACKAGES, checkout
 from harness.machine.device import (
@@ -27,6 +26,7 @@ from harness.terminal.console import Console
 from results.catalogue.gpus import catalogue_name
 from results.errors import MachineError, UsageError
 from results.features import hook
+from results.site import SiteCheck
 
 _HEADS = ("what", "found")
 

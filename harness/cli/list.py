@@ -11,12 +11,11 @@ import click
 
 from harness.cli.options import catalogs
 from harness.launchers.registry import launcher
-from harness.plan.launchers import launcher_entries
+from harness.plan.launchers import launcher_help
 from harness.plan.study_file import STUDY_FILE
 from harness.terminal.console import Console
 from results.errors import UsageError
 from results.extensions import GROUPS, extensions, stray_groups
-from results.features import COMMANDS, KINDS
 from results.registry import Registry
 from results.spec import Catalog, Entry, Option
 from results.strict_yaml import FileKind
@@ -25,8 +24,8 @@ _CATALOGS = {
     f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s": catalog for kind, catalog in catalogs().items()
 }
 _HEADS = ("name", "default", "meaning")
-_ADDED = {"sections": "bench.sections", "commands": COMMANDS, "kinds": KINDS}
-"""Groups of entry points whose members need no import to be listed."""
+_ADDED = {"sections": "section", "commands": "command", "kinds": "kind"}
+"""Nouns of members of other packages that need no import to be listed."""
 _KINDS = (*_CATALOGS, "launchers", *_ADDED)
 
 
@@ -56,14 +55,14 @@ def list_command(kinds: tuple[str, ...], *, as_json: bool) -> int:
     for group, package in stray_groups().items():
         console.warn(
             f"the package {package} has entry points in the group {group}, which bench does not read: "
-            f"its groups are {', '.join(GROUPS)}"
+            f"its groups are {', '.join(GROUPS.values())}"
         )
     return 0
 
 
 def _rows_of(kind: str) -> list[tuple[str, str, str]]:
     if kind == "launchers":
-        return [(each.name, "", each.help) for each in launcher_entries().values()]
+        return [(name, "", words) for name, words in launcher_help().items()]
     if kind in _ADDED:
         return [(name, "", f"is of {each.package}") for name, each in extensions(_ADDED[kind]).items()]
     catalog = _CATALOGS[kind]
@@ -100,7 +99,7 @@ def _default(option: Option) -> str:
 
 
 @click.command(name="schema")
-@click.argument("kind", type=click.Choice(["study", *launcher_entries()]))
+@click.argument("kind", type=click.Choice(["study", *launcher_help()]))
 def schema_command(kind: str) -> int:
     """Print the JSON Schema of a study file, or of the profile (--site) that a launcher reads.
 

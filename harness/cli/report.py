@@ -4,13 +4,13 @@ form.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from results import features
+from results.features import Given, joined
 from results.registry import load
 
 if TYPE_CHECKING:
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from harness.cli.options import Function
     from reports.analysis.study import StudyFigures
 
-_OPTIONS = (
+_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+_OPTIONS: tuple[_Decorator, ...] = (
     click.option("--price", type=float, metavar="USD", help="what one device (on CPU: rank) costs an hour"),
     click.option(
         "--prices",
@@ -38,40 +39,42 @@ _OPTIONS = (
         help="what the size to buy is chosen by: knee, throughput, cost, time:24h or efficiency:80%",
     ),
     click.option(
-        "--smallest-effect",
-        metavar="SHARE",
-        help="differences below it are not called faster or slower (2%)",
+        "--smallest-effect", metavar="SHARE", help="differences below it are not called faster or slower (2%)"
     ),
     click.option("--unproven", is_flag=True, help="choose also cells that are not proven, and say so"),
 )
 
 
-def cost_options(function: Function) -> Function:
+def cost_options(function: Function, options: Sequence[_Decorator] = _OPTIONS) -> Function:
     """Decorate a command with the flags of `harness.reporting.assumptions.CostFlags` (None: not given)."""
-    for option in reversed(_OPTIONS):
+    for option in reversed(options):
         function = option(function)
     return function
 
 
 def price_options(function: Function) -> Function:
     """Decorate a command with the flags that say what a device costs and what an epoch is."""
-    for option in reversed(_OPTIONS[:3]):
-        function = option(function)
-    return function
+    return cost_options(function, _OPTIONS[:3])
 
 
-def _given_options(function: Function) -> Function:
-    """Decorate a command with the options by which features are given files and folders."""
-    for name, one in reversed(features.given().items()):
-        function = click.option(f"--{name}", metavar=one.metavar, help=one.help)(function)
-    return function
+def _given(command: str) -> dict[str, Given]:
+    """The options that features add to a command, in the order of their names."""
+    every = sorted(joined(lambda one: one.given).items())
+    return {name: one for name, one in every if command in one.commands}
 
 
-def _given(options: dict[str, Any]) -> dict[str, str]:
+def given_options(command: str) -> _Decorator:
+    """A decorator with the options by which features are given files and folders."""
+    every = _given(command).items()
+    options = [click.option(f"--{name}", metavar=one.metavar, help=one.help) for name, one in every]
+    return lambda function: cost_options(function, options)
+
+
+def given_files(command: str, options: dict[str, Any]) -> dict[str, str]:
     """Take the options of features out of the options of a call; a missing option may have a default."""
     found = {
         name: options.pop(name) or (load(one.default)() if one.default else None)
-        for name, one in features.given().items()
+        for name, one in _given(command).items()
     }
     return {name: value for name, value in found.items() if value is not None}
 
@@ -104,7 +107,7 @@ compare_over = click.option(
 @click.argument("studies", metavar="STUDY...", nargs=-1, required=True)
 @click.option("-o", "--output", metavar="FILE.html", help="where to write it, instead of STUDY/report.html")
 @click.option("--redact", is_flag=True, help="without hosts, users, paths, addresses and device ids")
-@_given_options
+@given_options("report")
 @click.option("--figures", metavar="FORM,...", help="also drawings as files: svg, pdf, png")
 @click.option(
     "--style", type=click.Choice(("paper", "screen")), help="style of --figures; paper is a column of 84 mm"
@@ -135,8 +138,7 @@ def report_command(
 
     from harness.cli.study import running_cells
     from harness.reporting.assumptions import CostFlags
-    from harness.reporting.drawings import figure_forms, write_figures
-    from harness.reporting.joint import write_joint_report
+    from harness.reporting.extra_files import figure_forms, write_figures, write_joint_report
     from harness.reporting.report import write_report
     from harness.reporting.studies import compared_over, read_figures
     from harness.terminal.console import Console
@@ -144,7 +146,7 @@ def report_command(
     from results.files import is_stream
     from results.store import Study
 
-    over, watch, given = others.pop("compare_over"), others.pop("watch"), _given(others)
+    over, watch, given = others.pop("compare_over"), others.pop("watch"), given_files("report", others)
     if watch and (len(studies) > 1 or redact):
         raise UsageError("--watch follows one study while it runs, and does not redact it: name one study")
     if len(studies) > 1 and output is None:
@@ -188,13 +190,7 @@ TABLES = ("cells", "runs", "ranks", "losses", "skips")
 @compare_over
 @cost_options
 def export_command(
-    studies: tuple[str, ...],
-    form: str,
-    table: str | None,
-    output: str | None,
-    *,
-    redact: bool,
-    **others: Any,
+    studies: tuple[str, ...], form: str, table: str | None, output: str | None, *, redact: bool, **others: Any
 ) -> int:
     """Write STUDY (a folder), or several, as Markdown, CSV, JSON, Parquet or LaTeX (docs/exports.md).
 

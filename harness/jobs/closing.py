@@ -16,8 +16,7 @@ from results.outcome import Ending, Outcome
 from results.store import Study, utc_now
 
 FORGOTTEN = Ending(
-    Outcome.UNKNOWN,
-    "the scheduler no longer knows the job, and the job did not record its end",
+    Outcome.UNKNOWN, "the scheduler no longer knows the job, and the job did not record its end"
 )
 LOST = Ending(
     Outcome.NODE_FAILED,

@@ -13,7 +13,7 @@ import msgspec
 from harness.launch.conduct import conduct_of
 from harness.plan.estimate import Earlier, estimate
 from harness.plan.schedule import PlannedLaunch
-from harness.plan.surroundings import Hardware
+from harness.plan.surroundings import Devices
 from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell
 from results.plan import Placement, Plan
 
@@ -63,7 +63,7 @@ def planned_jobs(
     *,
     per_cell: bool,
     earlier: Mapping[str, Earlier],
-    hardware: Hardware,
+    hardware: Devices,
 ) -> list[PlannedJob]:
     """The jobs for `launches`, small placements first: one for each placement, or for each cell.
 

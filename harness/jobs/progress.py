@@ -11,6 +11,7 @@ from harness.jobs.job_status import JobStatus
 from harness.launch.conduct import conduct_of
 from harness.launch.follow import LaunchState
 from harness.launch.tally import Conditions, Tally, tally
+from results.grouping import grouped
 from results.launch import rank_log_path
 from results.outcome import Outcome
 from results.plan import Plan
@@ -23,8 +24,6 @@ OTHER_CONDITIONS = "ok under other conditions"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellProgress:
-    """One planned cell."""
-
     cell: str
     state: CellState
     ok: int
@@ -43,9 +42,7 @@ def progress(
     `bench matrix` command would leave it out.
     """
     results = study.review().counted(study.outcomes())
-    found: dict[str, list[RunResult]] = {}
-    for result in results:
-        found.setdefault(result.cell_id, []).append(result)
+    found = grouped((result.cell_id, result) for result in results)
     in_hand, running = _in_hand(study, jobs, busy=busy)
     tallies: dict[str, Tally] = {}
     for plan in plans:

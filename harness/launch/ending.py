@@ -29,9 +29,6 @@ from results.foreign_text import shortened
 from results.launch import Launch, RankExit, rank_log_paths, rank_output_paths
 from results.outcome import Ending, Outcome
 
-Stopped = Ending
-"""The name under which starters of other packages import `Ending`."""
-
 _ERROR_FILE = msgspec.json.Decoder(dict[str, Any])
 _FAILURE = re.compile(
     r"^\s*rank\s*:\s*(?P<rank>\d+) \(local_rank.*\n"

@@ -16,7 +16,7 @@ import msgspec
 
 from reports.text import duration, listed
 from results import files
-from results.features import phases
+from results.features import MEASURED, Kind
 from results.files import Content
 from results.launch import EVENT, flight_paths, rank_log_path, rank_log_paths, torchrun_folder
 from results.plan import Placement
@@ -84,11 +84,13 @@ class LaunchState:
     phase: str = "starting"
     waits_for: str | None = None
     """The ranks that the launch waits for, as its supervisor sees it; None for none."""
+    kind: Kind = MEASURED
+    """The kind of its study, which names phases."""
 
     @classmethod
-    def of(cls, log: Path) -> LaunchState:
+    def of(cls, log: Path, kind: Kind = MEASURED) -> LaunchState:
         """The state by all events of a log so far."""
-        state = cls()
+        state = cls(kind=kind)
         tail, before = LogTail(log), -1
         while tail.offset != before:
             before = tail.offset
@@ -106,7 +108,7 @@ class LaunchState:
             self.cell_id = str(event.get("cell"))
             self.phase = "building"
         else:
-            self.phase = (_PHASES | phases()).get(str(name), self.phase)
+            self.phase = {**_PHASES, **self.kind.phases}.get(str(name), self.phase)
 
 
 class Pulse:
@@ -218,10 +220,10 @@ def heartbeats(folder: Path) -> dict[int, str]:
     return times
 
 
-def hang_reason(folder: Path, silence_s: Mapping[int, float]) -> str:
+def hang_reason(folder: Path, silence_s: Mapping[int, float], kind: Kind = MEASURED) -> str:
     """Why a launch hangs, a sentence; `silence_s`: seconds since each rank's log changed, by one clock."""
     rank, longest = max(silence_s.items(), key=lambda item: (item[1], -item[0]))
-    state = LaunchState.of(rank_log_path(folder, rank))
+    state = LaunchState.of(rank_log_path(folder, rank), kind)
     parts = [
         f"no rank said anything for {min(silence_s.values()):.0f} s",
         f"rank {rank} has been silent for longest, {longest:.0f} s (phase: {state.phase})",

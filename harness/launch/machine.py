@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.machine.device import usable_cores, visible_gpus
-from harness.plan.surroundings import Hardware, Limit
+from harness.plan.surroundings import Devices, Limit
 from results.cell import Device
 
 
@@ -34,9 +34,9 @@ class Machine:
         )
 
     @property
-    def hardware(self) -> Hardware:
+    def hardware(self) -> Devices:
         """The hardware from which step times are assumed."""
-        return Hardware(cores=self.cores, gpu_name=self.gpu_names[0] if self.gpu_names else None)
+        return Devices(cores=self.cores, gpu_name=self.gpu_names[0] if self.gpu_names else None)
 
     def threads(self, device: Device) -> int:
         """Threads of one rank: one core on CPU; with a GPU its share of the machine's cores.

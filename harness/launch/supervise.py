@@ -34,6 +34,7 @@ from results.files import no_follow
 from results.foreign_text import REASON_CHARACTERS, shortened
 from results.launch import Attempt, Launch, RankExit, flight_paths, rank_log_path, torchrun_log_path
 from results.outcome import Ending, Outcome
+from results.plan import kind_of
 from results.store import Study, utc_now
 
 POLL_S = 0.1
@@ -75,7 +76,7 @@ class Supervisor:
         self._watch = watch
         self._folder = study.launch_folder(launch.launch_id)
         self._tail = LogTail(rank_log_path(self._folder, 0))
-        self._state = LaunchState()
+        self._state = LaunchState(kind=kind_of(launch.order))
         self._ready_at: float | None = None
         self._kills_before: int | None = None
         self._left_at: float | None = None
@@ -201,7 +202,7 @@ class Supervisor:
         silence_s = pulse.silence_s()
         if min(silence_s.values()) <= self._launch.silence_s:
             return None
-        return Ending(Outcome.HUNG, hang_reason(self._folder, silence_s))
+        return Ending(Outcome.HUNG, hang_reason(self._folder, silence_s, self._state.kind))
 
     def _deserted(self) -> bool:
         """Whether a node has left, and the others have not ended within PATIENCE_S."""

@@ -14,7 +14,7 @@ from harness.launch.tally import Conditions, study_tally
 from harness.launchers.jobs import job_statuses
 from harness.launchers.launcher import LauncherCall, MatrixCall
 from harness.plan.schedule import PlannedLaunch
-from harness.plan.surroundings import Hardware
+from harness.plan.surroundings import Devices
 from reports.text import duration
 from results.environment import CodeVersion
 from results.errors import UsageError
@@ -35,7 +35,7 @@ class JobCall(LauncherCall):
         self._console = call.console
         self._launcher = launcher
         self._price = price
-        self._hardware = Hardware(gpu_name=gpu_model)
+        self._hardware = Devices(gpu_name=gpu_model)
 
     gpu_kind: str | None = None
     """The cluster's name of the GPUs that jobs ask for; None: jobs give no name."""

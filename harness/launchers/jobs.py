@@ -8,7 +8,7 @@ from harness.jobs.closing import close, kept_status
 from harness.jobs.job_status import Cancelled, JobStatus
 from harness.launchers.launcher import JobLauncher
 from harness.launchers.registry import launcher, launchers
-from harness.plan.launchers import launcher_entries
+from harness.plan.launchers import launcher_help
 from results.errors import SchedulerError
 from results.job import Job
 from results.job_store import JobStore
@@ -18,7 +18,7 @@ from results.store import Study
 
 def job_launcher(name: str) -> JobLauncher:
     """The launcher that has made a job. Raises SchedulerError if it is not installed here."""
-    found = launcher(name) if name in launcher_entries() else None
+    found = launcher(name) if name in launcher_help() else None
     if not isinstance(found, JobLauncher):
         makers = [each.name for each in launchers() if isinstance(each, JobLauncher)]
         raise SchedulerError(

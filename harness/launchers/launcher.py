@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from harness.jobs.job_status import Cancelled, JobStatus
 from harness.launch.tally import Conditions
@@ -15,6 +15,7 @@ from harness.terminal.console import Console
 from results.environment import CodeVersion
 from results.job import Job, RunOptions
 from results.plan import Plan
+from results.site import SiteCheck
 from results.store import Study
 from results.strict_yaml import FileKind
 
@@ -80,22 +81,6 @@ class LauncherCall(ABC):
 
         Returns the exit code of the call; None if all was run, and the results are to be reported.
         """
-
-
-class SiteCheck(Protocol):
-    """One thing that was checked about a profile of a cluster."""
-
-    @property
-    def level(self) -> str:
-        """`wrong`, `doubtful` or `fine`."""
-
-    @property
-    def about(self) -> str:
-        """The key of the profile."""
-
-    @property
-    def words(self) -> str:
-        """The finding, in a sentence."""
 
 
 class Launcher(ABC):

@@ -27,8 +27,6 @@ class LocalLauncher(Launcher):
 
 
 class LocalCall(CampaignCall):
-    """One call."""
-
     def check(self, study: Study, plan: Plan, code: CodeVersion) -> None:
         require_torch()
 

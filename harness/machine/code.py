@@ -23,7 +23,7 @@ from results.cell import Cell
 from results.environment import CodeVersion
 from results.errors import MachineError
 from results.extensions import extensions
-from results.features import KINDS, home_of_kind
+from results.features import home_of_kind
 from results.plan import Order, Plan
 from results.spec import split
 from results.version import VERSION
@@ -185,7 +185,7 @@ def packages_of(cells: Collection[Cell], *orders: Order | None) -> dict[str, str
         for name in sorted({split(text)[0] for text in named})
         if name in catalog.offered
     }
-    kinds = extensions(KINDS)
+    kinds = extensions("kind")
     for name in sorted({order.kind for order in orders if order is not None}):
         if name in kinds:
             found[f"kind {name}"] = kinds[name].code

@@ -17,8 +17,8 @@ from harness.plan.points import Reason
 from harness.plan.predict import StepTimes, offloaded_bytes, predicted_times
 from harness.plan.surroundings import MIB, SHARE, Devices, Surroundings
 from results.cell import Cell
+from results.grouping import grouped
 from results.parts import ModelParts, Unknown
-from results.plan import Rule
 from results.spec import split
 from strategies.auto import Auto
 from strategies.catalog import STRATEGIES
@@ -41,8 +41,6 @@ _ADVICE = "give more ranks, a smaller --batch-size, or more --accumulation"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyCandidate:
-    """One strategy with its predictions."""
-
     cell: Cell
     memory: Footprint
     terms: tuple[Term, ...]
@@ -266,10 +264,8 @@ def candidate_rows(choice: Choice) -> list[ChoiceRow]:
         ChoiceRow(strategy=candidate.strategy, candidate=candidate, chosen=candidate is choice.chosen)
         for candidate in choice.candidates
     ]
-    reasons: dict[tuple[str, Rule], list[tuple[str, str]]] = {}
-    for strategy, reason in choice.refused:
-        # One strategy with other numbers.
-        reasons.setdefault((split(strategy)[0], reason.rule), []).append((strategy, reason.text))
+    # One strategy with other numbers.
+    reasons = grouped(((split(name)[0], reason.rule), (name, reason.text)) for name, reason in choice.refused)
     for [(strategy, why), *others] in reasons.values():
         alike = all(other == why for _, other in others)
         found.append(ChoiceRow(strategy=strategy, reason=why, others=len(others), alike=alike))

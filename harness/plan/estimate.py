@@ -15,7 +15,7 @@ from typing import Literal
 
 from harness.plan.predict import predicted_times
 from harness.plan.schedule import PlannedLaunch
-from harness.plan.surroundings import Devices, Hardware, Surroundings, replica_seconds
+from harness.plan.surroundings import Devices, Surroundings, replica_seconds
 from results.cell import GPU_BLOCK_S, GPU_LONGEST_WARM_UP_S, Cell, Device, gpu_warm_up_s
 from results.parts import VALUE_BYTES, Unknown
 from results.record import (
@@ -101,10 +101,7 @@ class Estimate:
 
 
 def estimate(
-    launches: Sequence[PlannedLaunch],
-    *,
-    earlier: Mapping[str, Earlier],
-    hardware: Hardware | None = None,
+    launches: Sequence[PlannedLaunch], *, earlier: Mapping[str, Earlier], hardware: Devices | None = None
 ) -> Estimate:
     """Time and device-hours of `launches`.
 
@@ -112,13 +109,12 @@ def estimate(
     A run is taken to use its whole budget, so that runs that reach their target sooner end earlier than said
     here. The steps of other cells are replayed (`predict.predicted_times`).
     """
-    machine = hardware or Hardware()
     cells = {cell.id: (cell, launch) for launch in launches for cell in launch.cells}
     steps = {
         cell_id: estimated_step_time(
             cell,
             known_ns=earlier[cell_id].step_ns if cell_id in earlier else None,
-            hardware=machine,
+            hardware=hardware or Devices(),
             gpus_per_node=launch.placement.gpus_per_node,
         )
         for cell_id, (cell, launch) in cells.items()
@@ -139,7 +135,7 @@ def estimate(
 
 
 def estimated_step_time(
-    cell: Cell, *, known_ns: float | None, hardware: Hardware, gpus_per_node: int | None = None
+    cell: Cell, *, known_ns: float | None, hardware: Devices, gpus_per_node: int | None = None
 ) -> StepTime:
     """The step time of a cell: known, or a replay of its computation and messages, or Unknown.
 
@@ -155,8 +151,7 @@ def estimated_step_time(
     if isinstance(parts, Unknown):
         idle = STRATEGIES.facts(cell.strategy).bubble(cell.gpus)
         return StepTime(basis="assumed", seconds=alone / cell.model_parallel * (1 + idle))
-    devices = Devices(cores=hardware.cores, gpu_name=hardware.gpu_name, measured=hardware.measured)
-    around = Surroundings.of(cell, devices, gpus_per_node)
+    around = Surroundings.of(cell, hardware, gpus_per_node)
     placed = around.placed(cell)
     times = predicted_times(placed, parts, traffic(placed, parts) if cell.dense else [], around)
     return StepTime(basis="assumed", seconds=times.step, measured=times.measured)

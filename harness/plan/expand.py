@@ -25,7 +25,7 @@ from harness.plan.unfit import misplaced, unlinkable, unsplittable
 from results.cell import BASELINE_STRATEGY, Cell
 from results.errors import SpecError, UsageError
 from results.notation import read_link
-from results.plan import EXCLUDED, Pattern, Plan, Request, Rule, Series, SeriesId, Skip
+from results.plan import EXCLUDED, Pattern, Plan, Request, Rule, Series, SeriesId, Skip, named
 from strategies.catalog import OPTIMIZERS, group_layout
 from strategies.refusal import refusal
 from workloads import catalog as workloads
@@ -219,11 +219,7 @@ class _PlanBuilder:
         for key, cells in self._members.items():
             yield Series(
                 kind=key.scaling,
-                workload=key.workload,
-                strategy=key.strategy,
-                compression=key.compression,
-                collective=key.collective,
-                link=key.link,
+                **named(key),
                 batch_size=key.batch_size,
                 global_batch=self._global_batches.of(key) if key.scaling == "strong" else None,
                 cells=tuple(cells[gpus] for gpus in sorted(cells)),

@@ -218,9 +218,7 @@ Limits = Annotated[float | str | list[float | str] | None, LIMITS]
 Scalings = Annotated[str | list[str] | None, SCALINGS]
 Duration = Annotated[float | str | None, DURATION]
 JobTime = Annotated[
-    float | str | None,
-    JOB_TIME,
-    Meta(extra_json_schema={"not": {"type": "number"}, "pattern": "[smhd:-]"}),
+    float | str | None, JOB_TIME, Meta(extra_json_schema={"not": {"type": "number"}, "pattern": "[smhd:-]"})
 ]
 Text = Annotated[str | None, TEXT]
 Whole = Annotated[int | None, Kind("a whole number", "N", int)]

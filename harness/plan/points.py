@@ -13,7 +13,7 @@ from itertools import product
 from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED
 from results.errors import UsageError
 from results.notation import NO_LINK
-from results.plan import Pattern, Plan, Request, Rule, SeriesId, Skip
+from results.plan import Pattern, Plan, Request, Rule, SeriesId, Skip, named
 from workloads.catalog import MEMBERS, WORKLOADS
 
 
@@ -45,11 +45,7 @@ class MatrixPoint:
     def skip(self, reason: Reason) -> Skip:
         key = self.key
         return Skip(
-            workload=key.workload,
-            strategy=key.strategy,
-            compression=key.compression,
-            collective=key.collective,
-            link=key.link,
+            **named(key),
             gpus=self.gpus,
             batch_size=key.batch_size,
             scaling=key.scaling,

@@ -41,15 +41,8 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
 _AXES = ("workload", "gpus", *_DEFAULTS)
 _NEEDED = ("workload", "strategy", "gpus", "batch_size")
 _COPIED_OPTIONS = (
-    "repeats",
-    "precision",
-    "accumulation",
-    "memory_limit_mb",
-    "compile",
-    "memory_format",
-    "seed",
-    "gpus_per_node",
-    "node_size",
+    *("repeats", "precision", "accumulation", "memory_limit_mb", "compile", "memory_format", "seed"),
+    *("gpus_per_node", "node_size"),
 )
 """Options that are copied to the request: it has them under the same name, with the same default."""
 _CATALOGS = {

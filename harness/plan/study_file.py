@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from harness.plan.launchers import launcher_entries, launchers_help
+from harness.plan.launchers import in_a_line, launcher_help
 from harness.plan.options import (
     Batches,
     Checkpointings,
@@ -38,7 +38,7 @@ from results.strict_yaml import FileKind, Where
 if TYPE_CHECKING:
     Launcher = str
 else:
-    Launcher = Literal[tuple(launcher_entries())]
+    Launcher = Literal[tuple(launcher_help())]
 
 
 class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -79,8 +79,7 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Checkpointings, option("recompute activations in backward: all, none, or selective")
     ] = None
     selective_checkpointing: Annotated[
-        Switch,
-        option("the same as --activation-checkpointing selective: not matrix products and attention"),
+        Switch, option("the same as --activation-checkpointing selective: not matrix products and attention")
     ] = None
     compile: Annotated[Switches, option("compile the model with torch.compile")] = None
     memory_format: Annotated[MemoryFormats, option("layout of images in memory")] = None
@@ -158,7 +157,7 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     collective: Annotated[Names, option("how gradients are summed: default,ring,hierarchical")] = None
     backend: Annotated[Backend | None, option("what moves gradients")] = None
     link: Annotated[Names, option("network between virtual nodes of CPU ranks: none,100mbit,2.5gbit")] = None
-    launcher: Annotated[Launcher | None, option(launchers_help(), heading="Cluster")] = None
+    launcher: Annotated[Launcher | None, option(in_a_line(launcher_help()), heading="Cluster")] = None
     site: Annotated[Text, option("profile of the cluster: a YAML file, see docs/clusters.md")] = None
     partition: Annotated[Text, option("Slurm partition, instead of the profile's")] = None
     account: Annotated[Text, option("Slurm account, instead of the profile's")] = None
@@ -201,16 +200,8 @@ OPTIONS = tuple(
 )
 """The options that are flags as well, those under one heading together."""
 SETTINGS = (
-    "dataset",
-    "precision",
-    "accumulation",
-    "optimizer",
-    "clip_norm",
-    "activation_checkpointing",
-    "compile",
-    "memory_format",
-    "seed",
-    "env",
+    *("dataset", "precision", "accumulation", "optimizer", "clip_norm", "activation_checkpointing"),
+    *("compile", "memory_format", "seed", "env"),
 )
 """Options of which several values make several settings: a plan for each combination of them."""
 Learning = Literal["same", "rounding", "changed"]

@@ -24,14 +24,7 @@ from results.catalogue.gpus import (
     memory_bytes_per_s,
     peak_flops_per_s,
 )
-from results.cell import (
-    BASELINE_STRATEGY,
-    DEFAULT_COLLECTIVE,
-    UNCOMPRESSED,
-    Cell,
-    Device,
-    StepPolicy,
-)
+from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell, Device, StepPolicy
 from results.errors import SchemaError, StoreError
 from results.groups import Dimension, GroupLayout
 from results.network import NETWORK_FILE, NetworkTable
@@ -179,26 +172,16 @@ def _work_of(run: RunResult, cell: Cell) -> Work | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware:
-    """Hardware from which step times are assumed if none are known."""
-
-    cores: int | None = None
-    """CPU cores of a node; ranks beyond them share. None: each rank has a core."""
-    gpu_name: str | None = None
-    """Name as its driver gives it."""
-    measured: Measured = Measured()
-    """Measurements of a study on this hardware."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """Devices of a node, by which a strategy is chosen; None if a fact is unknown."""
+    """Devices of a node, by which step times are assumed and a strategy is chosen; None if a fact is
+    unknown."""
 
     cores: int | None = None
-    """Cores of a node."""
+    """CPU cores of a node; ranks beyond them share. Where None, step times are of a core for each rank."""
     host_bytes: int | None = None
     """Memory of a node."""
     gpu_name: str | None = None
+    """Name as its driver gives it."""
     gpu_bytes: int | None = None
     network_gbit_per_s: float | None = None
     """Rate of all adapters of a node together."""
@@ -208,7 +191,6 @@ class Devices:
 
 @cache
 def devices_here() -> Devices:
-    """The devices of this machine."""
     gpus = visible_gpus()
     return Devices(
         cores=len(usable_cores()),
@@ -321,10 +303,10 @@ class Surroundings:
         return max(1.0, self.host_size / (self.devices.cores or 1)) if shares else 1.0
 
     @property
-    def hardware(self) -> Hardware:
+    def hardware(self) -> Devices:
         """Hardware of all ranks, which share the cores of all hosts."""
         cores, hosts = self.devices.cores, self.cell.gpus // self.host_size
-        return Hardware(
+        return Devices(
             cores=None if cores is None else cores * hosts,
             gpu_name=self.name if self.cell.device == "cuda" else None,
         )
@@ -471,7 +453,7 @@ def _leaving_edges(groups: GroupLayout, dimension: Dimension, collective: Collec
     return max(out.values(), default=0)
 
 
-def replica_seconds(cell: Cell, hardware: Hardware) -> float | Unknown:
+def replica_seconds(cell: Cell, hardware: Devices) -> float | Unknown:
     """Seconds in which one device would compute all of a replica's step."""
     forward = facts(WORKLOADS.parse(cell.workload)).forward_flops
     if isinstance(forward, Unknown):

@@ -17,19 +17,17 @@ from harness.terminal.console import Console
 from reports.analysis.study import StudyFigures
 from reports.text import count
 from results.errors import SchemaError, StoreError, UsageError
-from results.features import MEASURED, kind_of_file
-from results.features import figures as readers
+from results.features import MEASURED, joined, kind_of_file
 from results.job_store import JobStore
+from results.registry import load
 from results.store import Study
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One reading of a study."""
-
     study: Study
     figures: StudyFigures
-    """The figures of the study, before features have added their figures."""
+    """The figures of the study, before its single steps, its call and the figures of features are added."""
     console: Console
     redact: bool = False
     """Whether names of hosts, users and folders must not be read."""
@@ -38,15 +36,18 @@ class Reading:
 
     def with_added(self) -> StudyFigures:
         """The figures, to which all features have added, with the cells that their conducts call done."""
-        done = set[str]()
+        study, done = self.study, set[str]()
         for plan in self.figures.plans:
             # What cannot be read of a cell is told by the reader of its feature.
             with suppress(StoreError):
-                done |= conduct_of(plan).done(self.study) or frozenset()
-        added = {name: read(self) for name, read in readers().items()}
-        kind = self.figures.kind if self.figures.plans else kind_of_file(self.study.root)
+                done |= conduct_of(plan).done(study) or frozenset()
+        added = {name: load(place)(self) for name, place in joined(lambda one: one.figures).items()}
+        kind = self.figures.kind if self.figures.plans else kind_of_file(study.root)
         return replace(
             self.figures,
+            steps=study.steps,
+            measured=self.figures.measured if self.redact else study.measured,
+            placed=self.figures.placed if self.redact else place_words(study),
             kind=kind if added.get(kind.shows, True) else MEASURED,
             complete=frozenset(done),
             added=added,

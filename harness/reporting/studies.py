@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.reporting.assumptions import CostFlags, read_assumptions
-from harness.reporting.reading import Reading, place_words, warn_of_lost_plans
+from harness.reporting.reading import Reading, warn_of_lost_plans
 from harness.terminal.console import Console
 from reports.analysis.assumptions import Assumptions
 from reports.analysis.outcomes import outcome_words
@@ -89,26 +89,17 @@ def read_figures(
             raise UsageError(f"{one.study.root} has nothing to report yet: {status} shows how far it is")
     if redact:
         read = _redacted(read)
-    figures = [
-        analyse(one.told.name, one.told.plans, one.told.results, one.assumptions, one.told.review)
-        for one in read
-    ]
     return [
         Reading(
             study=one.study,
-            figures=replace(figure, steps=one.study.steps)
-            if redact
-            else replace(
-                figure,
-                steps=one.study.steps,
-                measured=one.study.measured,
-                placed=place_words(one.study),
+            figures=analyse(
+                one.told.name, one.told.plans, one.told.results, one.assumptions, one.told.review
             ),
             console=console,
             redact=redact,
             given=given or {},
         ).with_added()
-        for one, figure in zip(read, figures, strict=True)
+        for one in read
     ]
 
 

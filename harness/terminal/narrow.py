@@ -16,6 +16,7 @@ from harness.terminal.table_text import GAP, column_widths, table_lines, total_w
 from reports import fields
 from reports.analysis.headline import HeadlineRow, against, efficiency_field, on_less_off, runs_text
 from reports.text import NOTHING, percent
+from results.grouping import grouped
 
 LONGEST_NAME = 24
 """Characters of a strategy that share a line with its figures."""
@@ -26,10 +27,7 @@ _SHARED: dict[str, _Show] = {
     "runs": lambda row: runs_text(row.figures),
 }
 _STEP: tuple[str, _Show] = ("step time", lambda row: fields.figure(row.figures.step_ns).text)
-_STEP_ENDS: tuple[str, _Show] = (
-    "step time",
-    lambda row: fields.figure(row.figures.step_ns, ends=True).text,
-)
+_STEP_ENDS: tuple[str, _Show] = ("step time", lambda row: fields.figure(row.figures.step_ns, ends=True).text)
 _RATE: tuple[str, _Show] = ("throughput", lambda row: fields.figure(row.figures.throughput).text)
 _SHARE_ENDS: tuple[str, _Show] = ("efficiency", lambda row: efficiency_field(row.efficiency).text)
 _ON_LESS_OFF: tuple[str, _Show] = ("added by the exchange", lambda row: on_less_off(row).text)
@@ -52,9 +50,7 @@ _LEVELS: tuple[tuple[tuple[tuple[str, _Show], ...], str], ...] = (
 
 def narrow_lines(rows: Sequence[HeadlineRow], sizes_count: str, width: int) -> list[str]:
     """The headline in lines of at most `width` columns (of at least 40)."""
-    groups: dict[tuple[str, ...], list[HeadlineRow]] = {}
-    for row in rows:
-        groups.setdefault(_group(row), []).append(row)
+    groups = grouped((_group(row), row) for row in rows)
     forms = [
         (
             [line for rows in groups.values() for line in _group_lines(rows, columns, sizes_count, width)],

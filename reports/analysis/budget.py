@@ -204,7 +204,6 @@ def change(other_ns: float, step_ns: float) -> str:
 
 
 def why_no_budget(figures: CellFigures) -> str | None:
-    """Why a cell has no budget; None if it has one."""
     budgets = _budgets(figures)
     if len(budgets) < len(figures.runs):
         absent = next(run.absent for run in figures.runs if run.budget is None)

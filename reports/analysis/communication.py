@@ -15,6 +15,7 @@ from reports.analysis.figures import CellFigures
 from reports.text import devices, metric, percent, si, size
 from results.cell import Cell
 from results.derivation.communication import bus_factor
+from results.grouping import grouped
 from results.outcome import Evidence
 from results.run import BudgetMethod, Communication, OperationSummary
 from results.statistics import Metric
@@ -224,10 +225,8 @@ class CellCommunication:
     @property
     def operations(self) -> tuple[OperationSummary, ...]:
         """The operations by kind and size of group, each the mean over the runs that have it."""
-        kinds: dict[tuple[str, int], list[OperationSummary]] = {}
-        for one in self.recorded:
-            for operation in one.operations:
-                kinds.setdefault((operation.name, operation.group_size), []).append(operation)
+        every = (operation for one in self.recorded for operation in one.operations)
+        kinds = grouped(((operation.name, operation.group_size), operation) for operation in every)
 
         def mean(found: Sequence[OperationSummary], name: str) -> float | None:
             values = [getattr(one, name) for one in found]

@@ -14,11 +14,12 @@ from reports.analysis.communication import CellCommunication, communication
 from reports.analysis.effect import Side, effect_text, sides
 from reports.analysis.figures import CellFigures, exchanges_by_nodes
 from reports.analysis.scaling import unlike_conditions
-from reports.analysis.series import SeriesSetting, setting_of
+from reports.analysis.series import setting_of
 from reports.analysis.study import StudyFigures
 from reports.text import count, devices, listed, number
 from results.cell import DEFAULT_COLLECTIVE, REFERENCE_STRATEGY, Backend, Cell, Device, exchange_label
 from results.derivation.communication import bus_factor
+from results.grouping import grouped
 from results.notation import NO_LINK, read_link
 from results.outcome import Evidence
 from results.record import POINT_TO_POINT
@@ -74,7 +75,8 @@ class BreakEven:
 
 def loss_guard(figures: CellFigures, dense: CellFigures) -> LossGuard | None:
     """The losses of both exchanges at the last steps that every run recorded; None without such steps."""
-    kept: list[dict[Window, float]] = []
+    # By the last of the steps of a loss, counted from the first of the training, and their number.
+    kept: list[dict[tuple[int, int], float]] = []
     for run in (*figures.runs, *dense.runs):
         first, every = run.first_steps or 0, run.losses_every
         kept.append({(first + (place + 1) * every, every): loss for place, loss in enumerate(run.losses)})
@@ -151,10 +153,6 @@ def wire_bytes(operations: Sequence[OperationSummary], backend: Backend) -> floa
 def _apart_from_transfer(one: CellCommunication) -> float | None:
     """The step time less its exposed transfer; a transfer that chance made negative counts as 0."""
     return None if one.transfer_ns is None else one.figures.step_ns.value - max(0.0, one.transfer_ns.value)
-
-
-Window = tuple[int, int]
-"""The last of some steps, counted from the first of the training, and their number."""
 
 
 NO_DENSE = "no dense exchange has a figure here"
@@ -250,10 +248,8 @@ class ExchangePart:
 
 def exchange_parts(study: StudyFigures) -> list[ExchangePart]:
     """Every workload and network on which gradients were exchanged in more than one way."""
-    parts: dict[tuple[str, str], list[CellFigures]] = {}
-    for one in study.cells.values():
-        if one.cell.gpus > 1:
-            parts.setdefault((one.cell.workload, one.cell.link), []).append(one)
+    several = (one for one in study.cells.values() if one.cell.gpus > 1)
+    parts = grouped(((one.cell.workload, one.cell.link), one) for one in several)
     rows = {
         part: list(_rows(parts[part]))
         for part in sorted(parts, key=lambda part: (part[0], read_link(part[1]) or 0.0))
@@ -276,14 +272,12 @@ def exchange_parts(study: StudyFigures) -> list[ExchangePart]:
 
 
 Names = Mapping[str, str]
-WorkAtSize = tuple[SeriesSetting, int, int]
-"""The key of cells whose exchanges are compared: setting, size and batch per replica."""
 
 
 def _rows(cells: Iterable[CellFigures]) -> Iterator[ExchangeRow]:
-    points: dict[WorkAtSize, list[CellFigures]] = {}
-    for one in cells:
-        points.setdefault((setting_of(one.cell), one.cell.gpus, one.cell.batch_per_replica), []).append(one)
+    points = grouped(
+        ((setting_of(one.cell), one.cell.gpus, one.cell.batch_per_replica), one) for one in cells
+    )
     for point in sorted(points):
         dense = {one.cell.strategy: one for one in points[point] if one.cell.dense}
         rows = [_row(one, dense) for one in points[point]]

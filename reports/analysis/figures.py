@@ -168,12 +168,7 @@ def share_of_runs(parts: Sequence[float], wholes: Sequence[float]) -> Metric:
     residuals = (part - share * whole) / whole.mean()
     half = t_quantile(len(part) - 1) * float(residuals.std(ddof=1)) / len(part) ** 0.5
     return Metric(
-        value=share,
-        unit="ratio",
-        low=share - half,
-        high=share + half,
-        samples=len(part),
-        interval="t95-runs",
+        value=share, unit="ratio", low=share - half, high=share + half, samples=len(part), interval="t95-runs"
     )
 
 

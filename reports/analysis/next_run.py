@@ -38,8 +38,6 @@ NextKind = Literal["first", "failed", "repeats", "size"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextRun:
-    """The next run of a study."""
-
     kind: NextKind
     """`first`: planned, not run yet; `failed`: run again; more `repeats`; another `size`."""
     workload: str
@@ -278,16 +276,8 @@ def _run_ns(run: RunResult) -> float:
 
 _DEFAULTS = Request(workloads=(), gpus=(), strategies=())
 _VALUES = (
-    "dataset",
-    "precision",
-    "accumulation",
-    "optimizer",
-    "clip_norm",
-    "memory_limit_mb",
-    "memory_format",
-    "seed",
-    "gpus_per_node",
-    "node_size",
+    *("dataset", "precision", "accumulation", "optimizer", "clip_norm", "memory_limit_mb", "memory_format"),
+    *("seed", "gpus_per_node", "node_size"),
 )
 """Fields of a request that are options of the same name, with a value."""
 _STEPS = {"warmup_max_steps": "warmup_steps", "block_steps": "", "target": "", "quads": ""}

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from reports.analysis.pooling import Pool
 from reports.text import listed
 from results.cell import Cell, inferred_out_of_memory, pruning_reason
+from results.grouping import grouped
 from results.outcome import Outcome
-from results.plan import Plan, SeriesId, Skip
+from results.plan import Plan, Skip
 from results.run import RunResult
 
 NOT_RUN = "not run"
@@ -103,9 +104,7 @@ def lost_runs(pools: Iterable[Pool]) -> list[LostRun]:
 
 def skipped_sizes(skips: Iterable[Skip]) -> list[SkippedSizes]:
     """Skips grouped where only the size differs, sizes ascending."""
-    groups: dict[tuple[SeriesId, str], list[Skip]] = {}
-    for skip in skips:
-        groups.setdefault((skip.series_id, skip.reason), []).append(skip)
+    groups = grouped(((skip.series_id, skip.reason), skip) for skip in skips)
     return [
         SkippedSizes(skip=group[0], gpus=tuple(sorted(skip.gpus for skip in group)))
         for group in groups.values()
@@ -114,9 +113,7 @@ def skipped_sizes(skips: Iterable[Skip]) -> list[SkippedSizes]:
 
 def failures_text(failures: Iterable[Failure]) -> str:
     """Count failures by outcome, and name their workloads: `3 crashed (mlp), 1 not run (gpt-nano)`."""
-    found: dict[str, list[Failure]] = {}
-    for one in failures:
-        found.setdefault(one.outcome, []).append(one)
+    found = grouped((one.outcome, one) for one in failures)
     clauses = []
     for outcome, those in sorted(found.items(), key=lambda pair: -len(pair[1])):
         workloads = listed(list(dict.fromkeys(one.cell.workload for one in those)))

@@ -17,6 +17,7 @@ from reports.analysis.outcomes import Failure
 from reports.analysis.pooling import differing, machine_facts
 from reports.analysis.series import MergedSeries, SeriesKey
 from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED, StepPolicy
+from results.grouping import grouped
 from results.notation import NO_LINK
 from results.plan import Scaling
 from results.run import NOT_PROVEN
@@ -284,10 +285,7 @@ def piece_of(curves: Iterable[Curve], workload: str, kind: Scaling) -> Piece | N
 
 def pieces(curves: Iterable[Curve]) -> list[Piece]:
     """All pieces of the curves, in reading order."""
-    found: dict[tuple[object, ...], list[Curve]] = {}
-    for curve in curves:
-        if curve.points:
-            found.setdefault((*curve.key.work, curve.key.link), []).append(curve)
+    found = grouped(((*curve.key.work, curve.key.link), curve) for curve in curves if curve.points)
     return [Piece(curves=tuple(those), others=0) for those in found.values()]
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from results.cell import Cell, StepPolicy, exchange_label, label
 from results.notation import read_link
-from results.plan import Plan, Request, Scaling, SeriesId, Skip
+from results.plan import Plan, Request, Scaling, SeriesId, Skip, named
 
 _TRAVEL = ("strategy", "compression", "collective", "link_mbit_per_s")
 _SIZED = ("workload", *_TRAVEL, "gpus", "model_parallel", "micro_batch", "steps")
@@ -20,12 +20,7 @@ _ASKED = (*_AXES, "batch_sizes", "batches", "global_batch_sizes")
 """Fields of a request that only say which points there are."""
 
 _TOLD = (
-    "accumulation",
-    "optimizer",
-    "clip_norm",
-    "activation_checkpointing",
-    "compile",
-    "memory_format",
+    *("accumulation", "optimizer", "clip_norm", "activation_checkpointing", "compile", "memory_format"),
     "env",
 )
 """Settings of a study that a summary names where they are not the default."""
@@ -90,14 +85,10 @@ def merged_series(plans: Sequence[Plan]) -> list[MergedSeries]:
             members = [by_id[cell_id] for cell_id in series.cells]
             if members:
                 key = SeriesKey(
-                    workload=series.workload,
+                    **named(series),
                     kind=series.kind,
                     constant_batch=series.batch_size if series.global_batch is None else series.global_batch,
                     setting=setting_of(members[0]),
-                    strategy=series.strategy,
-                    compression=series.compression,
-                    collective=series.collective,
-                    link=series.link,
                 )
                 cells.setdefault(key, {}).update({cell.gpus: cell for cell in members})
                 skips.setdefault(key, {}).update(asked.get(series.id, {}))

@@ -22,6 +22,7 @@ from reports.analysis.scaling import Efficiency, Piece, pieces
 from reports.analysis.study import StudyFigures
 from reports.text import count, number
 from results.cell import Cell, label
+from results.grouping import grouped
 from results.run import NOT_PROVEN
 from results.statistics import Metric, ratio_of_runs
 
@@ -113,10 +114,11 @@ class SideBySide:
 
 def side_by_side(studies: Sequence[StudyFigures]) -> SideBySide:
     """Compare studies. For each cell, the others are compared with the first study that has it."""
-    pieces_of: dict[tuple[object, ...], list[StudyPiece]] = {}
-    for study in studies:
-        for piece in pieces(study.curves):
-            pieces_of.setdefault(piece.work, []).append(StudyPiece(study=study.name, piece=piece))
+    pieces_of = grouped(
+        (piece.work, StudyPiece(study=study.name, piece=piece))
+        for study in studies
+        for piece in pieces(study.curves)
+    )
     works: dict[tuple[object, ...], dict[str, tuple[StudyFigures, CellFigures]]] = {}
     for study in studies:
         for one in study.cells.values():
@@ -210,20 +212,17 @@ def _unlike(one: StudyFigures, other: StudyFigures) -> Iterator[str]:
 
 
 def _by_point(study: StudyFigures) -> dict[tuple[object, ...], list[Cell]]:
-    points: dict[tuple[object, ...], list[Cell]] = {}
-    for one in study.cells.values():
-        points.setdefault(tuple(getattr(one.cell, name) for name in _POINT), []).append(one.cell)
-    return points
+    cells = [one.cell for one in study.cells.values()]
+    return grouped((tuple(getattr(cell, name) for name in _POINT), cell) for cell in cells)
 
 
 def _findings(studies: Sequence[StudyFigures], shared: Sequence[SharedCell]) -> Iterator[str]:
     if not shared:
         yield "No cell of one study does the same work as a cell of another."
         return
-    pairs: dict[tuple[str, str], list[CellInStudy]] = {}
-    for cell in shared:
-        for entry in cell.entries[1:]:
-            pairs.setdefault((cell.entries[0].study, entry.study), []).append(entry)
+    pairs = grouped(
+        ((cell.entries[0].study, entry.study), entry) for cell in shared for entry in cell.entries[1:]
+    )
     for (first, other), entries in pairs.items():
         told = _told(entries, first, other)
         yield f"{other} against {first}, {count(len(entries), 'shared cell')}: {told}."

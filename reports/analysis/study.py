@@ -13,20 +13,14 @@ from typing import Any
 
 from reports.analysis.assumptions import Assumptions
 from reports.analysis.figures import CellFigures, cell_figures
-from reports.analysis.outcomes import (
-    Failure,
-    LostRun,
-    SkippedSizes,
-    failures,
-    lost_runs,
-    skipped_sizes,
-)
+from reports.analysis.outcomes import Failure, LostRun, SkippedSizes, failures, lost_runs, skipped_sizes
 from reports.analysis.pooling import LeftOut, Pool, pool
 from reports.analysis.scaling import Curve, curves
 from reports.analysis.series import SeriesSetting, merged_series, setting_labels, standing_skips
 from reports.text import count, devices_word, moment
 from results.errors import bench_call
 from results.features import MEASURED, Kind
+from results.grouping import grouped
 from results.outcome import Outcome
 from results.plan import Plan, Scaling
 from results.record import StepColumns
@@ -94,11 +88,7 @@ def _drift(cell_id: str, runs: Sequence[RunResult]) -> Drift | None:
     return Drift(
         cell_id=cell_id,
         allocations=tuple(
-            MeasuredAllocation(
-                name=name,
-                runs=len(group),
-                ratio=times[name] / middle,
-            )
+            MeasuredAllocation(name=name, runs=len(group), ratio=times[name] / middle)
             for name, group in largest.items()
         ),
         others=sum(len(groups) for groups in by_environment.values()) - len(largest),
@@ -205,9 +195,7 @@ def analyse(
     review = review or Review()
     excluded = review.excluded
     cells = {cell.id: cell for plan in plans for cell in plan.cells}
-    by_cell: dict[str, list[RunResult]] = {}
-    for result in results:
-        by_cell.setdefault(result.cell_id, []).append(result)
+    by_cell = grouped((result.cell_id, result) for result in results)
     planned: dict[str, int] = {}
     for plan in plans:
         for cell in plan.cells:

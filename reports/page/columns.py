@@ -283,6 +283,10 @@ def largest(name: str, title: str) -> Column[CellRow]:
     return whole(name, lambda row: row.largest(name), title, BYTES, "method-memory")
 
 
+def _price(name: str, title: str) -> tuple[Column[Any], ...]:
+    return metric(name, f"cost.{name}", title, USD, "method-cost", ends=False)
+
+
 def telemetry(runs: Iterable[RunResult]) -> Iterator[Column[RunRow]]:
     """Declare a column for each name of telemetry in some runs."""
     for name in sorted({name for run in runs for name in run.telemetry}):
@@ -333,9 +337,7 @@ BANDWIDTH = Unit(scales=tuple((scale, f"{prefix}B/s") for scale, prefix in _RATE
 THROUGHPUT = Unit(scales=tuple((scale, f"{prefix} units/s".strip()) for scale, prefix in _RATES))
 MANY = Unit(scales=_RATES)
 RATIO = Unit(scales=((0.01, "%"),))
-FLOPS = Unit(
-    scales=((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1.0, "FLOP")),
-)
+FLOPS = Unit(scales=((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1.0, "FLOP")))
 PLAIN, USD, JOULES = (Unit(scales=((1.0, name),)) for name in ("", "USD", "J"))
 TINY = Unit(scales=((1.0, ""),), form="{:.2g}".format)
 COUNT = Unit(scales=((1.0, ""),), form="{:,.0f}".format)
@@ -420,16 +422,10 @@ CELLS = (
     largest("device_allocated_peak_bytes", "peak of a device"),
     whole("predicted_peak_bytes"),
     real("usd_per_hour", "cost.usd_per_hour", "an hour", USD, "method-cost"),
-    *(
-        one
-        for name, title in (
-            ("usd_per_1000_steps", "1,000 steps"),
-            ("usd_per_million_samples", "a million samples"),
-            ("usd_per_billion_tokens", "a billion tokens"),
-            ("usd_per_epoch", "an epoch"),
-        )
-        for one in metric(name, f"cost.{name}", title, USD, "method-cost", ends=False)
-    ),
+    *_price("usd_per_1000_steps", "1,000 steps"),
+    *_price("usd_per_million_samples", "a million samples"),
+    *_price("usd_per_billion_tokens", "a billion tokens"),
+    *_price("usd_per_epoch", "an epoch"),
     text("usd_absent", "cost.absent"),
     *_efficiencies(),
     text("dense_cell_id", "exchange.dense.cell.id"),
@@ -548,12 +544,7 @@ SHOWN = (
     real("loss_first", "figures.newest.loss_first", "first loss", PLAIN, "method-losses"),
     real("loss_last", "figures.newest.loss_last", "last loss", PLAIN, "method-losses"),
     text("loss_guard", "exchange.loss_guard", title="loss against the dense", anchor="method-loss-guard"),
-    text(
-        "runs_text",
-        lambda row: runs_text(row.figures) if row.figures else "",
-        title="runs",
-        anchor="method-evidence",
-    ),
+    text("runs_text", lambda row: row.figures and runs_text(row.figures), "runs", anchor="method-evidence"),
     _once("setup_ns", "set-up"),
     _once("first_step_ns", "first step"),
     _once("startup_ns", "start-up"),

@@ -49,13 +49,12 @@ SECTIONS: Mapping[str, Maker] = MappingProxyType(
 and then all definitions."""
 APPENDIX: Mapping[str, Maker] = MappingProxyType({"table": table_section})
 """The sections after the definitions."""
-GROUP = "bench.sections"
 
 
 def all_sections() -> Mapping[str, Maker]:
     """Every section of bench, by anchor: the sections of the core and of all features."""
-    own = features.sections()
-    return {**SECTIONS, **{name: load(one.place) for name, one in own.items()}, **APPENDIX}
+    added = features.joined(lambda one: one.sections)
+    return {**SECTIONS, **{name: load(one.place) for name, one in added.items()}, **APPENDIX}
 
 
 def contents(study: StudyFigures) -> tuple[Section, ...]:
@@ -67,7 +66,7 @@ def contents(study: StudyFigures) -> tuple[Section, ...]:
     """
     own = all_sections()
     added = {
-        name: partial(_of_package, name, one) for name, one in extensions(GROUP, {*own, "method"}).items()
+        name: partial(_of_package, name, one) for name, one in extensions("section", {*own, "method"}).items()
     }
     placed = _sections(study, {**own, **added})
     return _made(placed | {name: make for name, make in added.items() if name not in placed}, study)
@@ -97,8 +96,10 @@ def _sections(study: StudyFigures, every: Mapping[str, Maker]) -> dict[str, Make
     """The sections of a page in their order: those that its kind names, else the sections of bench."""
     if study.kind.sections:
         return {name: every[name] for name in study.kind.sections if name in every}
-    added = {name: (every[name], one.after) for name, one in features.sections().items() if one.after}
-    return features.placed(SECTIONS, added)
+    added = features.joined(lambda one: one.sections)
+    return features.placed(
+        SECTIONS, {name: (every[name], one.after) for name, one in added.items() if one.after}
+    )
 
 
 def _made(makers: Mapping[str, Maker], study: StudyFigures) -> tuple[Section, ...]:

@@ -40,11 +40,7 @@ def _study(study: StudyFigures) -> Json:
         "planned_at": [plan.created_at for plan in study.plans],
         "commands": list(study.commands),
         "sizes_count": study.devices_word,
-        "verdict": {
-            "sentences": found.sentences,
-            "workloads": found.workloads,
-            "next_run": found.next_run,
-        },
+        "verdict": {"sentences": found.sentences, "workloads": found.workloads, "next_run": found.next_run},
         **({} if study.compare_over is None else {"compare_over": _over(study, study.compare_over)}),
         **({"review": study.review.entries, "approval": study.approval} if study.review.entries else {}),
         "cells": [_cell(row) for row in cell_rows(study)],

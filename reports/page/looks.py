@@ -12,6 +12,7 @@ from reports.analysis.scaling import Curve
 from reports.analysis.series import setting_of
 from reports.analysis.study import StudyFigures
 from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell, label
+from results.grouping import grouped
 from results.notation import NO_LINK
 
 COLOURS = ("blue", "vermillion", "green", "purple", "orange", "sky", "brown", "olive")
@@ -35,8 +36,6 @@ _DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "1 4", "12 3", "6 2 1 2 1 2")
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The look of one series."""
-
     colour: str
     dash: str
     """The SVG dash pattern; empty for a solid line."""
@@ -90,12 +89,8 @@ WorkCurves = tuple[str, tuple[Curve, ...]]
 
 def works(study: StudyFigures) -> list[WorkCurves]:
     """Every piece of work that has a point, in reading order."""
-    groups: dict[tuple[object, ...], list[Curve]] = {}
-    for curve in study.curves:
-        work = (*curve.key.work, curve.key.link)
-        groups.setdefault(work, []).append(curve)
     found: list[WorkCurves] = []
-    for curves in groups.values():
+    for curves in grouped(((*curve.key.work, curve.key.link), curve) for curve in study.curves).values():
         if any(curve.points for curve in curves):
             key = curves[0].key
             size = (

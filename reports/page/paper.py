@@ -63,8 +63,6 @@ _MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureFile:
-    """A drawing as a file."""
-
     name: str
     """The name with its suffix: `gpt-nano-weak-b8-efficiency.pdf`."""
     data: bytes

@@ -50,13 +50,17 @@ class Drawing:
         return replace(self, title=f"{work}: {self.title}")
 
 
+class Block:
+    """The base class of the blocks of a section."""
+
+
 def safe(text: str) -> Markup:
     """Make foreign text safe for a drawing: escape markup, and show characters that act without it."""
     return escape(visible(text))
 
 
 @dataclass(frozen=True, slots=True)
-class Paragraph:
+class Paragraph(Block):
     """A paragraph. Text is escaped; `Markup` is inserted as it is."""
 
     text: str
@@ -66,21 +70,21 @@ class Paragraph:
 
 
 @dataclass(frozen=True, slots=True)
-class Heading:
+class Heading(Block):
     """A heading inside a section."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Bullets:
+class Bullets(Block):
     items: tuple[str, ...]
     look: Literal["text", "plain", "folded"] = "text"
     """`folded`: closed, under the words `The whole verdict`."""
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Block):
     """A table under its caption. Empty tables, and columns without a value, are not shown."""
 
     data: TextTable
@@ -117,12 +121,12 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawings:
+class Drawings(Block):
     drawings: tuple[Drawing, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Downloads:
+class Downloads(Block):
     """Files inside the page, by name."""
 
     files: tuple[tuple[str, str], ...]
@@ -144,7 +148,7 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
+class Tiles(Block):
     tiles: tuple[Tile, ...]
 
 
@@ -169,7 +173,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class Answers(Block):
     """A row for each piece of work, a column for each question."""
 
     questions: tuple[tuple[str, str], ...]
@@ -178,14 +182,14 @@ class Answers:
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
+class Points(Block):
     """Short answers, each after its question."""
 
     items: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class Command(Block):
     """A command to type, after the reason for it."""
 
     why: str
@@ -193,44 +197,27 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Block):
     """Names with their values, in columns."""
 
     items: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Row(Block):
     """Blocks side by side, if there is room."""
 
     blocks: tuple[Block, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class Beside(Block):
     """A drawing with blocks at its side."""
 
     drawing: Drawing | None
     title: str
     """The title above the drawing."""
     blocks: tuple[Block, ...]
-
-
-Block = (
-    Paragraph
-    | Heading
-    | Bullets
-    | Table
-    | Drawings
-    | Downloads
-    | Tiles
-    | Answers
-    | Points
-    | Command
-    | Facts
-    | Row
-    | Beside
-)
 
 
 @dataclass(frozen=True, slots=True)

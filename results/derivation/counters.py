@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import reduce
 from operator import or_
 from statistics import fmean
-from typing import TypedDict
+from typing import Any
 
 from results.record import RankRecord
 
@@ -18,31 +18,20 @@ FIXED_LOSS = slice(10, 20)
 """Steps after the first ones whose mean loss is compared between runs, after a fixed number of samples."""
 
 
-class Counters(TypedDict):
-    """Fields of a `RunResult`."""
-
-    exchange_buckets: float | None
-    exchange_buckets_early: float | None
-    exchange_backward_left: float | None
-    first_hash: str | None
-    loss_fixed: float | None
-
-
-def counters(ranks: Sequence[RankRecord]) -> Counters:
+def counters(ranks: Sequence[RankRecord]) -> dict[str, Any]:
     """The counters of a run whose ranks are given in their order; None unless all ranks have them."""
     counted = [rank.buckets for rank in ranks if rank.buckets is not None and rank.buckets.started]
     early = [own.early for own in counted if own.early is not None]
     left = [[share for step in own.left for share in step] for own in counted if own.left is not None]
-    return Counters(
-        exchange_buckets=max(map(_mean, (own.started for own in counted)))
-        if len(counted) == len(ranks)
-        else None,
+    started = [_mean(own.started) for own in counted]
+    return {
+        "exchange_buckets": max(started) if len(counted) == len(ranks) else None,
         # The rank that overlaps least is the one that the others wait for.
-        exchange_buckets_early=min(map(_mean, early)) if len(early) == len(ranks) else None,
-        exchange_backward_left=min(map(_mean, left)) if len(left) == len(ranks) and all(left) else None,
-        first_hash=_first_hash(ranks),
-        loss_fixed=_loss_fixed(ranks),
-    )
+        "exchange_buckets_early": min(map(_mean, early)) if len(early) == len(ranks) else None,
+        "exchange_backward_left": min(map(_mean, left)) if len(left) == len(ranks) and all(left) else None,
+        "first_hash": _first_hash(ranks),
+        "loss_fixed": _loss_fixed(ranks),
+    }
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -7,10 +7,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import TypedDict, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from results.catalogue.gpus import peak_flops_per_s
 from results.cell import Cell
@@ -19,12 +20,12 @@ from results.derivation.communication import peak_bandwidth, step_communication
 from results.derivation.contradictions import contradiction
 from results.derivation.counters import counters, device_energy, telemetry_means, why_energy_unknown
 from results.derivation.matching import match
-from results.environment import Environment, unlike_devices, unlike_nodes
+from results.environment import unlike_devices, unlike_nodes
 from results.errors import SchemaError
 from results.launch import Attempt
 from results.outcome import Evidence, Outcome
 from results.record import Proof, Quads, RankRecord
-from results.run import PHASES, Communication, RankColumns, RunResult, StepBudget
+from results.run import PHASES, RunResult
 from results.statistics import Metric, differences, slow_steps, within_run
 
 Ints = npt.NDArray[np.int64]
@@ -53,49 +54,6 @@ _WORST_FIRST = (
 """The outcome of a run is the first of these that one of its ranks has."""
 
 
-class _Facts(TypedDict):
-    """The fields of a result that every run has, with any outcome."""
-
-    cell_id: str
-    run_id: str
-    launch_id: str
-    repeat: int
-    outcome: Outcome
-    reason: str | None
-    evidence: Evidence
-    started_at: str | None
-    ranks_expected: int
-    ranks_present: int
-    environment: Environment | None
-    hosts: tuple[str, ...]
-    fingerprint: str | None
-
-
-class _Rates(TypedDict, total=False):
-    """Rates that follow from the work of a step; empty unless every rank recorded it."""
-
-    samples_per_s: float
-    units_per_s: float
-    unit: str
-    parameters: int
-    flops_per_step: int | None
-    flops_per_s: float | None
-    mfu: float | None
-    exchange_payload_bytes: int
-    exchange_operations: float
-    bubble_ideal: float | None
-
-
-class _Accounts(TypedDict):
-    """The time and the energy of a step in parts."""
-
-    budget: StepBudget | None
-    communication: Communication | None
-    ranks: RankColumns | None
-    telemetry: dict[str, float]
-    energy_j: float | None
-
-
 def derive(cell: Cell, run_id: str, records: Sequence[RankRecord], attempt: Attempt | None) -> RunResult:
     """The result of one run from the records that its ranks left, in any order.
 
@@ -103,8 +61,8 @@ def derive(cell: Cell, run_id: str, records: Sequence[RankRecord], attempt: Atte
     """
     ranks = sorted(records, key=lambda record: record.rank)
     facts = _facts(cell, run_id, ranks, attempt)
-    if facts["outcome"] is not Outcome.OK or not ranks[0].has_steps:
-        return RunResult(**facts, warnings=_warnings(ranks))
+    if facts.outcome is not Outcome.OK or not ranks[0].has_steps:
+        return replace(facts, warnings=_warnings(ranks))
     return _measured(facts, cell, ranks, startup_ns=attempt.startup_ns if attempt else None)
 
 
@@ -115,17 +73,18 @@ def run_outcome(cell: Cell, run_id: str, records: Sequence[RankRecord], attempt:
     """
     ranks = sorted(records, key=lambda record: record.rank)
     facts = _facts(cell, run_id, ranks, attempt)
-    if facts["outcome"] is not Outcome.OK or not ranks[0].has_steps:
-        return RunResult(**facts)
+    if facts.outcome is not Outcome.OK or not ranks[0].has_steps:
+        return facts
     matched = match(ranks)
     quads_of(ranks)
     if matched is not None:
         peak_bandwidth(ranks)
-    return RunResult(**facts, proof=_proof(ranks), absent=_absent(ranks))
+    return replace(facts, proof=_proof(ranks), absent=_absent(ranks))
 
 
-def _facts(cell: Cell, run_id: str, ranks: list[RankRecord], attempt: Attempt | None) -> _Facts:
-    """The facts of a run from its records in the order of ranks, which are checked.
+def _facts(cell: Cell, run_id: str, ranks: list[RankRecord], attempt: Attempt | None) -> RunResult:
+    """The fields that every run has, with any outcome, from its records in the order of ranks, which are
+    checked.
 
     Raises SchemaError if they cannot be of one run of this cell.
     """
@@ -136,7 +95,7 @@ def _facts(cell: Cell, run_id: str, ranks: list[RankRecord], attempt: Attempt | 
         if (found := contradiction(cell, ranks)) is not None:
             outcome, reason = Outcome.CRASHED, found
     first = ranks[0] if ranks else None
-    return _Facts(
+    return RunResult(
         cell_id=cell.id,
         run_id=run_id,
         launch_id=first.launch_id if first else (attempt.launch_id if attempt else "unknown"),
@@ -216,7 +175,7 @@ def _outcome(
     return Outcome.OK, None
 
 
-def _measured(facts: _Facts, cell: Cell, ranks: list[RankRecord], *, startup_ns: int | None) -> RunResult:
+def _measured(facts: RunResult, cell: Cell, ranks: list[RankRecord], *, startup_ns: int | None) -> RunResult:
     """The result of a run whose outcome is ok, with every figure that its ranks allow."""
     first = ranks[0]
     step_ns = step_time(ranks)
@@ -232,8 +191,8 @@ def _measured(facts: _Facts, cell: Cell, ranks: list[RankRecord], *, startup_ns:
     quads = [rank.quads for rank in ranks if rank.quads is not None]
     rates, no_rates = _rates(cell, ranks, step_ns.value / 1e9)
     accounts, no_accounts = _accounts(cell, ranks, step_ns.value, phases, absent)
-    return RunResult(
-        **facts,
+    return replace(
+        facts,
         **rates,
         **accounts,
         **counters(ranks),
@@ -275,8 +234,9 @@ def _measured(facts: _Facts, cell: Cell, ranks: list[RankRecord], *, startup_ns:
     )
 
 
-def _rates(cell: Cell, ranks: list[RankRecord], seconds: float) -> tuple[_Rates, dict[str, str]]:
-    """The rates of steps that take `seconds`, and why one of them is None."""
+def _rates(cell: Cell, ranks: list[RankRecord], seconds: float) -> tuple[dict[str, Any], dict[str, str]]:
+    """The rates of steps that take `seconds`, and why one of them is None; none unless all ranks recorded
+    their work."""
     works = [rank.work for rank in ranks if rank.work is not None]
     if len(works) < len(ranks):
         return {}, {}
@@ -286,18 +246,18 @@ def _rates(cell: Cell, ranks: list[RankRecord], seconds: float) -> tuple[_Rates,
     total = sum(flops) // together if len(flops) == len(works) else None
     rate = total / seconds if total is not None else None
     mfu, why = _mfu(rate, cell, ranks)
-    rates = _Rates(
-        samples_per_s=sum(work.samples for work in works) / together / seconds,
-        units_per_s=sum(work.units for work in works) / together / seconds,
-        unit=works[0].unit,
-        parameters=works[0].parameters,
-        flops_per_step=total,
-        flops_per_s=rate,
-        mfu=mfu,
-        exchange_payload_bytes=max(work.exchange_payload_bytes for work in works),
-        exchange_operations=max(work.exchange_operations for work in works),
-        bubble_ideal=works[0].bubble_ideal,
-    )
+    rates = {
+        "samples_per_s": sum(work.samples for work in works) / together / seconds,
+        "units_per_s": sum(work.units for work in works) / together / seconds,
+        "unit": works[0].unit,
+        "parameters": works[0].parameters,
+        "flops_per_step": total,
+        "flops_per_s": rate,
+        "mfu": mfu,
+        "exchange_payload_bytes": max(work.exchange_payload_bytes for work in works),
+        "exchange_operations": max(work.exchange_operations for work in works),
+        "bubble_ideal": works[0].bubble_ideal,
+    }
     return rates, {"mfu": why} if why else {}
 
 
@@ -321,7 +281,7 @@ def _accounts(
     step_ns: float,
     phases: Mapping[str, float],
     absent: Mapping[str, str],
-) -> tuple[_Accounts, dict[str, str]]:
+) -> tuple[dict[str, Any], dict[str, str]]:
     """The accounts of a step, and why one is None; formulas are in `accounts` and `communication`."""
     matched = match(ranks)
     budget = step_budget(ranks, step_ns, phases, matched)
@@ -332,13 +292,13 @@ def _accounts(
         "communication": None if found else absent.get("recorded", "not all ranks recorded steps"),
         "energy_j": None if energy_j is not None else why_energy_unknown(ranks),
     }
-    accounts = _Accounts(
-        budget=budget,
-        communication=found,
-        ranks=rank_columns(ranks, matched),
-        telemetry=telemetry_means(ranks),
-        energy_j=energy_j,
-    )
+    accounts = {
+        "budget": budget,
+        "communication": found,
+        "ranks": rank_columns(ranks, matched),
+        "telemetry": telemetry_means(ranks),
+        "energy_j": energy_j,
+    }
     return accounts, {key: why for key, why in reasons.items() if why}
 
 

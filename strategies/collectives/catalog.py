@@ -21,7 +21,6 @@ COLLECTIVES: Registry[CollectiveFacts] = Registry(
     "collective",
     (Default, RingFacts, TreeFacts, Hierarchical),
     base=CollectiveFacts,
-    group="bench.collectives",
 )
 
 

@@ -33,7 +33,6 @@ COMPRESSIONS: Registry[CompressorFacts] = Registry(
         DgcFacts,
     ),
     base=CompressorFacts,
-    group="bench.compressors",
 )
 
 

@@ -20,7 +20,7 @@ import test_reshard as reshard
 import test_traffic as counting
 import torch
 import torch.distributed as dist
-from planting import GPT, MLP, REPLICAS, UPDATE, Fields, Planted, Runs, wrapped
+from planting import GPT, MLP, REPLICAS, UPDATE, Fields, Planted, wrapped
 
 from harness.worker.exchange.group import open_exchange
 from results.cell import StepPolicy
@@ -112,7 +112,7 @@ LINEAR = "gradients agree within 0.0001 of their L2 norm"
         (2, 2, {"activation_checkpointing": "selective"}, SAME_BITS),
     ],
 )
-def test_every_stage_is_proven_as_far_as_arithmetic_allows(proofs: Runs, size, stage, fields, rule) -> None:
+def test_every_stage_is_proven_as_far_as_arithmetic_allows(proofs, size, stage, fields, rule) -> None:
     results = proofs(size, GPT | {"strategy": of_stage(stage)} | fields)
     assert {(found["passed"], found["method"]) for found in results} == {(True, "serial-simulation")}, results
     assert results[0]["detail"] == f"3 steps of {size} replicas recomputed on one device; {rule}"
@@ -204,7 +204,7 @@ def _wrong_gradient_of_a_bias(rank: int, size: int) -> Planted:
     ],
 )
 def test_an_engine_that_trains_wrongly_is_caught_on_all_ranks(
-    proofs: Runs, mutation: Callable[..., object], stage: int, fields: Fields, detail: str
+    proofs, mutation, stage, fields, detail
 ) -> None:
     results = proofs(2, GPT | {"strategy": of_stage(stage)} | fields, broken=mutation)
     assert [found["passed"] for found in results] == [False] * 2, results[0]["detail"]
@@ -212,7 +212,7 @@ def test_an_engine_that_trains_wrongly_is_caught_on_all_ranks(
 
 
 @pytest.mark.parametrize("strategy", [*map(of_stage, STAGES), of_stage(3, ":max_live_parameters=1000000000")])
-def test_a_whole_run_records_bytes_and_the_exposed_exchange(whole_runs: Runs, strategy) -> None:
+def test_a_whole_run_records_bytes_and_the_exposed_exchange(whole_runs, strategy) -> None:
     """The run also compares what it sends and keeps with the closed form (`conformance.py`)."""
     fields = {"workload": "gpt-nano", "micro_batch": 1, "optimizer": "adamw:lr=0.001", "steps": POLICY}
     for record in whole_runs(2, fields | {"strategy": strategy}):
@@ -224,7 +224,7 @@ def test_a_whole_run_records_bytes_and_the_exposed_exchange(whole_runs: Runs, st
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_run_whose_gradients_are_not_finite_diverges_as_of_ddp(whole_runs: Runs, stage) -> None:
+def test_a_run_whose_gradients_are_not_finite_diverges_as_of_ddp(whole_runs, stage) -> None:
     """DeepSpeed leaves out such an update at stages 1 to 3."""
     fields = GPT | {"workload": "py:proof_models:without_finite_gradients", "strategy": of_stage(stage)}
     assert [record["outcome"] for record in whole_runs(2, fields)] == ["diverged"] * 2
@@ -234,7 +234,7 @@ def _group_that_is_not_counted(rank: int, size: int) -> Planted:
     return patch.object(seam.Everyone, "get_data_parallel_group", lambda self: dist.group.WORLD)
 
 
-def test_an_exchange_beside_the_counting_group_fails_the_run(whole_runs: Runs) -> None:
+def test_an_exchange_beside_the_counting_group_fails_the_run(whole_runs) -> None:
     fields = MLP | {"strategy": of_stage(1)}
     for record in whole_runs(2, fields, broken=_group_that_is_not_counted):
         assert record["outcome"] != "ok"

@@ -31,7 +31,7 @@ Put = Callable[..., None]
 
 
 @pytest.fixture
-def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
+def put(tmp_path, monkeypatch) -> Put:
     """`put("0.19.8", needs=...)` installs the package `goneengine`, with or without its module."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(DeepSpeed, "engine", GONE)
@@ -91,7 +91,7 @@ def test_a_plan_skips_the_cells_of_a_missing_engine_with_the_sentence(put) -> No
     assert refusal(a_cell(strategy="deepspeed:stage=1")) is None
 
 
-def test_the_list_says_what_is_missing(put, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_says_what_is_missing(put, capsys) -> None:
     def help_of_the_engine() -> str:
         assert run(["list", "--json", "strategies"]) == 0
         rows = json.loads(capsys.readouterr().out)["strategies"]
@@ -115,7 +115,7 @@ def test_the_version_of_an_engine_is_of_its_own_cells_alone(put, monkeypatch) ->
 
 
 @pytest.fixture
-def interpreter(tmp_path: Path, put: Put, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+def interpreter(tmp_path, put, monkeypatch) -> Callable[[str], Path]:
     """`interpreter(script)` names a shell script in engines.yaml as the interpreter of `goneengine`."""
     monkeypatch.chdir(tmp_path)
 
@@ -182,7 +182,7 @@ sys.exit(code or " ".join({"torch", "deepspeed"} & set(sys.modules)) or None)
 """
 
 
-def test_planning_imports_no_engine(tmp_path: Path) -> None:
+def test_planning_imports_no_engine(tmp_path) -> None:
     words = [sys.executable, "-c", PLANNING, str(tmp_path / "study")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, "deepspeed" in done.stdout) == (0, True), done.stderr

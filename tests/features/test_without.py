@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
+from packages import module_at
 
 from harness.features import FEATURES
 
-_spec = importlib.util.spec_from_file_location("without", Path(__file__).with_name("without.py"))
-assert _spec is not None
-assert _spec.loader is not None
-without = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(without)
+without = module_at(Path(__file__).with_name("without.py"))
 
 CELL = ("--workload", "mlp", "--strategy", "ddp", "--gpus", "2", "--device", "cpu", "--oversubscribe")
 SHORT = ("--repeats", "1", "--budget", "1s", "--quads", "0", "--batch-size", "4")

@@ -18,7 +18,7 @@ from packages import module_at
 
 from harness.plan.schedule import schedule
 from results.outcome import Evidence, Outcome
-from results.record import Proof, ProofMethod
+from results.record import Proof
 from results.run import RunResult
 from results.statistics import Metric
 from results.store import Study
@@ -42,9 +42,7 @@ def cells_of(part: str, device: str, gpus: int = 1) -> list[Any]:
     return [cell for plan in plans for cell in plan.cells]
 
 
-def test_packages_that_are_missing_or_too_old_are_installed_and_never_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_that_are_missing_or_too_old_are_installed_and_never_torch(tmp_path, monkeypatch) -> None:
     environment = load("environment")
     for name in ("msgspec-0.18.5", "PyYAML-6.0.1"):
         (tmp_path / f"{name}.dist-info").mkdir()
@@ -58,9 +56,7 @@ def test_packages_that_are_missing_or_too_old_are_installed_and_never_torch(
     }
 
 
-def test_without_a_gpu_all_parts_are_skipped_in_a_sentence(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_a_gpu_all_parts_are_skipped_in_a_sentence(capsys, monkeypatch, tmp_path) -> None:
     acceptance = load()
     monkeypatch.setattr(acceptance, "visible_gpus", list)
     monkeypatch.setattr(sys, "argv", ["acceptance.py", "--out", str(tmp_path)])
@@ -122,7 +118,7 @@ def test_curves_are_flat_from_the_last_value_on_that_is_far_from_their_second_ha
 
 
 @pytest.mark.parametrize(("gpus", "backend", "shared"), [(1, "gloo", True), (2, "nccl", None)])
-def test_with_one_gpu_two_ranks_share_it_over_gloo(gpus: int, backend: str, shared: bool | None) -> None:
+def test_with_one_gpu_two_ranks_share_it_over_gloo(gpus, backend, shared) -> None:
     for line in load().lines("correct", "cuda"):
         if line.ranks == 2:
             options = line.placed("cuda", gpus)
@@ -130,7 +126,7 @@ def test_with_one_gpu_two_ranks_share_it_over_gloo(gpus: int, backend: str, shar
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_settings_that_go_together_meet(device: str) -> None:
+def test_settings_that_go_together_meet(device) -> None:
     acceptance = load()
     possible = {pair for row in acceptance.possible(device) for pair in combinations(row.items(), 2)}
     met = {pair for row in acceptance.pairwise(device) for pair in combinations(row.items(), 2)}
@@ -140,7 +136,7 @@ def test_settings_that_go_together_meet(device: str) -> None:
     assert {("activation_checkpointing", True), ("activation_checkpointing", "selective")} < values
 
 
-def test_every_workload_is_run_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_workload_is_run_on_a_gpu(capsys) -> None:
     parts = "correct", "figures", "models"
     workloads = {cell.workload for part in parts for cell in cells_of(part, "cuda")}
     # What is predicted not to fit is left out with a sentence.
@@ -151,7 +147,7 @@ def test_every_workload_is_run_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_all_that_is_offered_on_gpus_is_run_on_two_ranks(device: str) -> None:
+def test_all_that_is_offered_on_gpus_is_run_on_two_ranks(device) -> None:
     assert {cell.id for cell in cells_of("ranks", device)} < {cell.id for cell in cells_of("correct", device)}
     lines = load().lines("correct", device)
     for catalog, option in (
@@ -167,9 +163,7 @@ def test_all_that_is_offered_on_gpus_is_run_on_two_ranks(device: str) -> None:
         assert offered - used <= {"single", "auto", "none", "default"}
 
 
-def test_figures_take_the_largest_batch_that_is_predicted_to_fit(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_figures_take_the_largest_batch_that_is_predicted_to_fit(monkeypatch, capsys) -> None:
     acceptance = load()
     settings = {"precision": "bf16"}
 
@@ -180,16 +174,13 @@ def test_figures_take_the_largest_batch_that_is_predicted_to_fit(
 
     plenty, little = chosen(100), chosen(6)
     assert plenty == (64, False)
-    assert little is not None
     # Where eight samples do not fit, activations are computed again.
     assert little[1] is not False
     assert chosen(1) is None
     assert "gpt2-small, batch 1: left out, as it is predicted to need" in capsys.readouterr().out
 
 
-def test_what_is_left_out_is_planned_and_told_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_what_is_left_out_is_planned_and_told_once(monkeypatch, capsys, tmp_path) -> None:
     acceptance = load()
     monkeypatch.setattr(acceptance, "_room", lambda cell: 1)
     assert acceptance.steps(["figures", "models"], "cpu", tmp_path) == []
@@ -203,7 +194,7 @@ def test_what_is_left_out_is_planned_and_told_once(
     ([30, 10], "30.00 ms a step (10.00 to 30.00 in 2 runs), 100.0 samples/s"),
     ([40, 10, 20], "20.00 ms a step (10.00 to 40.00 in 3 runs), 100.0 samples/s (aim MFU 50 %)"),
 ])  # fmt: skip
-def test_an_aim_is_compared_with_three_runs_or_more(times_ms: list[int], said: str) -> None:
+def test_an_aim_is_compared_with_three_runs_or_more(times_ms, said) -> None:
     runs = [
         msgspec.structs.replace(
             _result(None),
@@ -248,7 +239,7 @@ def _result(proof: Proof | None, outcome: Outcome = Outcome.OK, reason: str | No
     ],
 )
 def test_less_than_a_simulation_proves_the_cells_of_figures_alone(
-    method: ProofMethod, passed: bool, detail: str, wrong: list[str], wrong_of_figures: list[str]
+    method, passed, detail, wrong, wrong_of_figures
 ) -> None:
     acceptance = load()
     result = _result(Proof(method=method, passed=passed, detail=detail))
@@ -289,9 +280,7 @@ ALL = tuple(part for part in load().PARTS if part != "correct")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", [SOME, pytest.param(ALL, marks=pytest.mark.long)], ids=["some", "all"])
-def test_figures_come_first_every_part_runs_on_a_cpu_and_all_is_packed(
-    tmp_path: Path, parts: tuple[str, ...]
-) -> None:
+def test_figures_come_first_every_part_runs_on_a_cpu_and_all_is_packed(tmp_path, parts) -> None:
     said = until_nothing_is_left(tmp_path, *parts, "--archive", "a.tar.gz")
     begun = [line for line in said.splitlines() if "at most" in line]
     assert begun == [] or begun[0].startswith("figures of gpt-nano:seq=8: about")
@@ -300,7 +289,7 @@ def test_figures_come_first_every_part_runs_on_a_cpu_and_all_is_packed(
     assert ("repeats" not in parts) or (" in 3 runs), " in summary and " in 3 processes; aim " in summary)
     with tarfile.open(tmp_path / "a.tar.gz") as packed:
         names = packed.getnames()
-        assert packed.extractfile("out/summary.txt").read().decode() in said  # type: ignore[union-attr]
+        assert packed.extractfile("out/summary.txt").read().decode() in said
     assert [name for name in names if name.endswith("rank-00000.json")]
     for part, study in {"figures": "figures", "ranks": "ranks-2"}.items():
         results = [run for run in Study(tmp_path / "out" / study).results() if not run.outcome.runs_again]
@@ -311,7 +300,7 @@ def test_figures_come_first_every_part_runs_on_a_cpu_and_all_is_packed(
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_every_cell_of_correct_is_proven_on_a_cpu(tmp_path: Path) -> None:
+def test_every_cell_of_correct_is_proven_on_a_cpu(tmp_path) -> None:
     until_nothing_is_left(tmp_path, "correct")
     results = [
         result

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from pathlib import Path
 
 import builders
 import pytest
@@ -13,15 +12,13 @@ from harness import matrix
 from harness.cli import run
 from harness.plan.schedule import PlannedLaunch, schedule
 from harness.terminal.console import Console
-from results.environment import CodeVersion
 from results.outcome import Evidence
 
-CODE = CodeVersion(code_hash="c0de")
 MATRIX = ("matrix", "--workload", "mlp", "--device", "cpu", "--batch-size", "8", "--oversubscribe")
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Console, "width", 300)
     # Planned as where links can be made, whatever this machine allows.
@@ -43,9 +40,7 @@ plan_of = partial(builders.plan_of, workload="mlp", batch_size=8, device="cpu", 
         ({"gpus": 4, "link": "1gbit", "node_size": 2}, 2, Evidence.EMULATED, False, 1000.0),
     ],
 )
-def test_a_launch_says_what_its_figures_will_be(
-    options: dict[str, object], cores: int, evidence: Evidence, pin: bool, link: float | None
-) -> None:
+def test_a_launch_says_what_its_figures_will_be(options, cores, evidence, pin, link) -> None:
     launch = builders.launch_of(plan_of(**options), cores=cores)
     assert (launch.evidence, launch.pin, launch.link_mbit_per_s) == (evidence, pin, link)
 
@@ -63,7 +58,7 @@ def axes(text: str) -> list[list[str]]:
     return [[word for word in head if word in ("compression", "collective", "link")] for head in heads]
 
 
-def test_plan_tables_have_a_column_for_an_axis_that_somebody_uses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_tables_have_a_column_for_an_axis_that_somebody_uses(capsys) -> None:
     assert axes(shown(capsys, "--gpus", "1..2")) == [[], []]
     every = ["compression", "collective", "link"]
     ring = shown(capsys, "--gpus", "1..2", "--collective", "default,ring")
@@ -77,13 +72,13 @@ def test_plan_tables_have_a_column_for_an_axis_that_somebody_uses(capsys: pytest
     assert "single has no network" in text
 
 
-def test_the_summary_names_the_axes_that_are_more_than_default(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_names_the_axes_that_are_more_than_default(capsys) -> None:
     text = shown(capsys, "--gpus", "2", "--compression", "none,bf16", "--link", "1gbit")
     assert "mlp x single, ddp x compression none, bf16 x link 1gbit on 2 ranks (CPU)" in text
     assert "mlp x single, ddp on 2 ranks (CPU)" in shown(capsys, "--gpus", "2")
 
 
-def test_launches_over_a_link_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_launches_over_a_link_say_so(capsys) -> None:
     text = shown(
         capsys, "--gpus", "4", "--strategy", "ddp", "--link", "2.5gbit", "--node-size", "2", "--repeats", "1"
     )
@@ -91,9 +86,7 @@ def test_launches_over_a_link_say_so(capsys: pytest.CaptureFixture[str]) -> None
     assert "-m harness.launch.nodes" in text
 
 
-def test_a_machine_is_asked_for_links_where_somebody_wants_one(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_is_asked_for_links_where_somebody_wants_one(capsys, monkeypatch) -> None:
     asked: list[None] = []
     monkeypatch.setattr(matrix, "link_obstacle", lambda: asked.append(None) or "no veth here")
     assert "no veth here" not in shown(capsys, "--gpus", "2")
@@ -103,7 +96,7 @@ def test_a_machine_is_asked_for_links_where_somebody_wants_one(
     assert "1 cell x 3 repeats" in text
 
 
-def test_the_list_has_the_collectives(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_has_the_collectives(capsys) -> None:
     assert run(["list"]) == 0
     text = capsys.readouterr().out
     assert "\ncollectives\n" in text

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from results.store import Study
@@ -44,9 +40,7 @@ def build():
 '''
 
 
-def test_a_batch_that_is_too_large_leaves_out_larger_ones_unless_they_are_asked_for(
-    bench: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_a_batch_that_is_too_large_leaves_out_larger_ones_unless_they_are_asked_for(bench, tmp_path) -> None:
     (tmp_path / "hungry.py").write_text(MEMORY)
     options = (
         *("--workload", "py:hungry:build", "--gpus", "1", "--strategy", "single", "--repeats", "1"),

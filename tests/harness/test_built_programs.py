@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -33,9 +31,7 @@ def build():
 
 
 @pytest.mark.slow
-def test_a_run_of_another_program_is_proven_anew_and_not_pooled(
-    bench: Callable[..., object], tmp_path: Path
-) -> None:
+def test_a_run_of_another_program_is_proven_anew_and_not_pooled(bench, tmp_path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     words = (
         "matrix --workload py:model:build --gpus 1 --strategy single --batch-size 4 --device cpu --budget 0"

@@ -43,9 +43,7 @@ def _run(folder: Path, script: str, options: RunOptions, batches: str = "8", wor
     return study
 
 
-def test_verbose_prints_how_each_launch_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verbose_prints_how_each_launch_is_started(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(Console, "loudness", 1)
     study = _run(tmp_path, "exit 7", RunOptions(retries=0))
     (launch,) = study.launches()
@@ -80,7 +78,7 @@ def test_verbose_prints_how_each_launch_is_started(
     ],
 )
 def test_workers_that_did_not_meet_are_started_again_as_often_as_was_asked_and_others_are_not(
-    tmp_path: Path, said: str, starts: int, outcome: Outcome, words: str
+    tmp_path, said, starts, outcome, words
 ) -> None:
     with pytest.raises(MachineError, match=words):
         _run(tmp_path, f'echo "{said}"; exit 1', RunOptions(retries=2))
@@ -109,7 +107,7 @@ FAILED = FAILURE.replace("-{number}", "1")
     ids=["failed rank", "optional", "other rank", "launcher", "launcher's optional"],
 )
 def test_a_missing_module_ends_a_campaign_only_as_the_last_words_of_what_failed(
-    tmp_path: Path, launcher: str, rank: tuple[int, str] | None, starts: int
+    tmp_path, launcher, rank, starts
 ) -> None:
     """Amid a log it may be an optional module, or a site's own start-up file."""
     script = f'cat <<"END"\n{launcher}\nEND\n'
@@ -127,11 +125,7 @@ def test_a_missing_module_ends_a_campaign_only_as_the_last_words_of_what_failed(
 
 @pytest.mark.parametrize(("kills", "outcome"), [(0, Outcome.CRASHED), (1, Outcome.OUT_OF_MEMORY)])
 def test_deaths_in_start_up_have_the_outcome_of_their_first_slots_and_end_a_campaign_at_the_third(
-    kills: int,
-    outcome: Outcome,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    kills, outcome, tmp_path, monkeypatch, capsys
 ) -> None:
     """Five cells in one launch: whoever is first of it when rank 1 is killed has that outcome."""
     counts = iter([0, kills] * 3)
@@ -166,7 +160,7 @@ AWAY = (
 
 
 def test_a_launch_that_the_scheduler_did_not_answer_is_tried_again_until_it_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path, monkeypatch
 ) -> None:
     """The fifth launch is answered, and shows that torch is not there."""
     monkeypatch.setattr(campaign, "FIRST_PAUSE_S", 0.001)
@@ -187,7 +181,7 @@ def test_a_launch_that_the_scheduler_did_not_answer_is_tried_again_until_it_does
 
 
 def test_a_launch_that_the_scheduler_does_not_start_is_no_hang_and_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path, monkeypatch
 ) -> None:
     busy = "Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)"
 
@@ -213,7 +207,7 @@ class Nothing(LocalStarter):
         return ("no-such-srun", "--nodes=1")
 
 
-def test_a_program_that_is_not_there_is_an_error_of_the_machine(tmp_path: Path) -> None:
+def test_a_program_that_is_not_there_is_an_error_of_the_machine(tmp_path) -> None:
     options = StudyFile(workload="mlp", gpus=1, strategy="single", device="cpu", out=str(tmp_path / "s"))
     study = Study(tmp_path / "s")
     plan = Matrix(options, study_file=None)._kept_plans(study)[0]
@@ -249,9 +243,7 @@ def _parameters(study: Study) -> dict[str, set[int]]:
 
 
 @pytest.mark.slow
-def test_each_plan_of_a_study_trains_the_model_of_its_own_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_plan_of_a_study_trains_the_model_of_its_own_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     for width in (8, 16):
         (tmp_path / f"w{width}").mkdir()
@@ -268,9 +260,7 @@ def test_each_plan_of_a_study_trains_the_model_of_its_own_folder(
 
 
 @pytest.mark.slow
-def test_a_model_that_was_edited_after_planning_fails_its_run_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_was_edited_after_planning_fails_its_run_by_name(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.py").write_text(MODEL.replace("WIDTH", "8"))
     options = StudyFile(workload="py:model:build", gpus=1, strategy="single", device="cpu", budget=0, out="o")
@@ -289,7 +279,7 @@ def test_a_model_that_was_edited_after_planning_fails_its_run_by_name(
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_cell_gives_the_same_figures_in_every_repeat_before_and_after_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path, monkeypatch
 ) -> None:
     """Losses bit for bit, bytes and operations: of a run that proves and of one that does not.
 
@@ -317,7 +307,7 @@ def test_a_cell_gives_the_same_figures_in_every_repeat_before_and_after_another(
 
 
 @pytest.mark.slow
-def test_compiled_cells_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_cells_run(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     options = StudyFile(
         workload="mlp", gpus=1, strategy="single", repeats=1, device="cpu", budget=0, block_steps=2,
@@ -326,7 +316,7 @@ def test_compiled_cells_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert Matrix(options, study_file=None).run(report=False) == 0
 
 
-def test_settings_that_run_together_know_the_folder_of_the_users_file(tmp_path: Path) -> None:
+def test_settings_that_run_together_know_the_folder_of_the_users_file(tmp_path) -> None:
     (tmp_path / "corpus.txt").write_text("a user's text " * 100)
     options = StudyFile(
         workload="gpt-nano:seq=8", gpus=1, strategy="single", dataset="synthetic,text:corpus.txt",

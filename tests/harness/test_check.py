@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,8 +18,6 @@ from harness.launch.check import check, check_request, count_own_parts
 from results.errors import MachineError
 from results.parts import Unknown
 from workloads.catalog import WORKLOADS, facts
-
-Bench = Callable[..., subprocess.CompletedProcess[str]]
 
 TYPO = """
 import os
@@ -50,9 +47,7 @@ def only_data():
 
 
 @pytest.mark.slow
-def test_a_workload_is_built_trained_and_proven_and_every_strategy_asked(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_a_workload_is_built_trained_and_proven_and_every_strategy_asked(bench, tmp_path) -> None:
     shutil.copy(Path(__file__).parents[1] / "worker/proof_models.py", tmp_path)
     done = bench("check", "py:proof_models:cancelling_by_a_step", "--batch-size", "4")
     assert done.returncode == 0, done.stderr
@@ -71,7 +66,7 @@ def test_a_workload_is_built_trained_and_proven_and_every_strategy_asked(
 
 
 @pytest.mark.slow
-def test_an_error_is_in_the_words_of_the_contract_and_names_the_line(bench: Bench, tmp_path: Path) -> None:
+def test_an_error_is_in_the_words_of_the_contract_and_names_the_line(bench, tmp_path) -> None:
     (tmp_path / "typo.py").write_text(TYPO)
     done = bench("check", "py:typo:step", "--strategy", "ddp")
     assert done.returncode == 1
@@ -86,7 +81,7 @@ def test_an_error_is_in_the_words_of_the_contract_and_names_the_line(bench: Benc
 
 
 @pytest.mark.slow
-def test_a_dry_run_checks_the_samples_that_the_call_would_train_on(bench: Bench, tmp_path: Path) -> None:
+def test_a_dry_run_checks_the_samples_that_the_call_would_train_on(bench, tmp_path) -> None:
     (tmp_path / "typo.py").write_text(TYPO)
     call = ("matrix", "--workload", "py:typo:only_data", "--gpus", "1", "--device", "cpu", "--dry-run")
     dry = bench(*call, "--batch-size", "4")
@@ -133,9 +128,7 @@ def dies():
 
 
 @pytest.mark.slow
-def test_planning_counts_parts_without_training_and_says_why_they_are_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_planning_counts_parts_without_training_and_says_why_they_are_unknown(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("workloads.catalog._COUNTED", {})
     (tmp_path / "parts.py").write_text(PARTS)
     known = {}
@@ -154,9 +147,7 @@ def test_planning_counts_parts_without_training_and_says_why_they_are_unknown(
     assert isinstance(known["dies"].heads, Unknown)
 
 
-def test_a_check_that_took_too_long_says_so_beside_the_last_printed_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_that_took_too_long_says_so_beside_the_last_printed_line(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(
         "harness.launch.check._run", lambda folder, **given: (None, f"reading\nstep 1{'.' * 900}\n\n")
     )
@@ -168,7 +159,7 @@ def test_a_check_that_took_too_long_says_so_beside_the_last_printed_line(
     )
 
 
-def test_a_killed_check_leaves_neither_its_folder_nor_its_ranks(tmp_path: Path) -> None:
+def test_a_killed_check_leaves_neither_its_folder_nor_its_ranks(tmp_path) -> None:
     command = (sys.executable, "-m", "harness.cli", "check", "mlp")
     bench = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)})
     end = time.monotonic() + 120
@@ -207,9 +198,7 @@ def build():
 
 
 @pytest.mark.slow
-def test_a_model_without_a_layout_is_weighed_by_auto_and_proven_as_a_pipeline(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_a_model_without_a_layout_is_weighed_by_auto_and_proven_as_a_pipeline(bench, tmp_path) -> None:
     (tmp_path / "chain.py").write_text(CHAIN)
     done = bench("check", "py:chain:build", "--strategy", "pipeline:gpipe")
     assert "proven" in done.stdout.partition("\nstrategy")[2], done.stdout

@@ -11,7 +11,6 @@ import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -31,7 +30,7 @@ from strategies.catalog import STRATEGIES
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -45,17 +44,17 @@ def _error(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
     return code, captured.err
 
 
-def test_every_command_of_the_help_works(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_of_the_help_works(capsys) -> None:
     for name in COMMANDS:
         assert run([name, "--help"]) == 0
         assert f"bench {name}" in capsys.readouterr().out
 
 
-def test_the_examples_of_a_study_keep_the_schema_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_examples_of_a_study_keep_the_schema_that_is_printed(capsys) -> None:
     keep_the_schema("study", "studies/*", capsys)
 
 
-def test_a_launcher_without_a_profile_has_no_schema(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_launcher_without_a_profile_has_no_schema(capsys) -> None:
     code, error = _error(capsys, "schema", "local")
     assert code == 2
     assert "--launcher local reads no profile; name study" in error
@@ -95,9 +94,7 @@ MATRIX_ERRORS = [
 
 
 @pytest.mark.parametrize(("arguments", "given", "fix"), MATRIX_ERRORS, ids=lambda value: str(value)[:40])
-def test_a_wrong_call_says_what_was_given_and_what_to_do(
-    arguments: list[str], given: str, fix: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_call_says_what_was_given_and_what_to_do(arguments, given, fix, capsys) -> None:
     code, error = _error(capsys, "matrix", *arguments)
     assert code == 2
     assert given in error
@@ -105,7 +102,7 @@ def test_a_wrong_call_says_what_was_given_and_what_to_do(
     assert list(Path().iterdir()) == [], "a wrong call writes nothing"
 
 
-def test_matrix_options_of_a_comparison_stand_after_the_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_matrix_options_of_a_comparison_stand_after_the_dashes(capsys) -> None:
     code, error = _error(capsys, "compare", "--ab", "A", "B", "--gpus", "2")
     assert code == 2
     assert "bench compare --ab A B -- --gpus ..." in error
@@ -118,15 +115,13 @@ def test_every_synonym_names_an_option_or_a_value() -> None:
 
 
 @pytest.mark.parametrize("name", ["matirx", "Matrix"])
-def test_an_unknown_command_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_is_refused(name, capsys) -> None:
     code, error = _error(capsys, name)
     assert code == 2
     assert f"there is no command {name!r} (did you mean 'matrix'?); there are: matrix, train," in error
 
 
-def test_a_new_study_has_the_baseline_that_was_asked_for_and_a_started_one_stays(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_new_study_has_the_baseline_that_was_asked_for_and_a_started_one_stays(capsys) -> None:
     call = ["--gpus", "1,2", "--strategy", "ddp", "--workload", "mlp", "--device", "cpu", "--oversubscribe"]
 
     def planned(*more: str) -> tuple[bool, bool]:
@@ -149,13 +144,13 @@ def test_a_new_study_has_the_baseline_that_was_asked_for_and_a_started_one_stays
     assert len(other.plans()) == 1
 
 
-def test_help_has_a_short_form(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_a_short_form(capsys) -> None:
     for call in ([], ["matrix"]):
         assert run([*call, "-h"]) == 0
         assert capsys.readouterr().out.startswith("Usage: bench")
 
 
-def test_names_are_listed_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_are_listed_by_kind(capsys) -> None:
     assert run(["list", "Optimizers"]) == 0
     text = capsys.readouterr().out
     assert "optimizers" in text
@@ -163,7 +158,7 @@ def test_names_are_listed_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert "strategies" not in text
 
 
-def test_tables_are_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_are_printed_as_json(capsys) -> None:
     assert run(["list", "--json", "optimizers", "strategies"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in listed["optimizers"]][:1] == ["sgd"]
@@ -175,9 +170,7 @@ def test_tables_are_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 PLANNED = ["matrix", "--gpus", "1,2", "--workload", "mlp", "--device", "cpu", "--oversubscribe", "--dry-run"]
 
 
-def test_a_variable_gives_the_default_of_an_option_to_this_process_alone(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_variable_gives_the_default_of_an_option_to_this_process_alone(capsys, monkeypatch) -> None:
     def planned(*more: str) -> str:
         monkeypatch.setenv("BENCH_MATRIX_STRATEGY", "scratch-ddp")
         monkeypatch.setenv("BENCH_MATRIX_BASELINE", "false")
@@ -197,7 +190,7 @@ def test_a_variable_gives_the_default_of_an_option_to_this_process_alone(
     assert (code, "did you mean 'BENCH_MATRIX_STRATEGY'?" in error) == (2, True)
 
 
-def test_quiet_leaves_out_notes_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_leaves_out_notes_and_nothing_else(capsys) -> None:
     said = []
     for words in (["-q", *PLANNED], [*PLANNED, "--quiet"], PLANNED):
         assert run([*words, "--strategy", "ddp"]) == 0
@@ -218,9 +211,7 @@ def test_a_call_to_type_is_quoted() -> None:
     assert bench_call("status", Path("my runs/a")) == "bench status 'my runs/a'"
 
 
-def test_work_that_joins_another_study_by_its_name_is_told(
-    small_study: tuple[Study, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_work_that_joins_another_study_by_its_name_is_told(small_study, capsys) -> None:
     study, _ = small_study
     run(["matrix", "--gpus", "1", "--workload", "gpt-nano", "--out", str(study.root), "--dry-run"])
     assert "holds the study of mlp, and gpt-nano will be in the same report" in capsys.readouterr().err
@@ -241,9 +232,7 @@ def test_work_that_joins_another_study_by_its_name_is_told(
         ),
     ],
 )
-def test_output_without_a_character_has_an_escape_in_its_place(
-    variables: dict[str, str], dry: tuple[str, ...], code: int, words: str
-) -> None:
+def test_output_without_a_character_has_an_escape_in_its_place(variables, dry, code, words) -> None:
     command = ("matrix", "--workload", "mlp", "--gpus", "1", "--device", "cpu")
     call = [sys.executable, "-m", "harness.cli", *command, *dry, "--out", "r\xe9"]
     done = subprocess.run(call, capture_output=True, env={**os.environ, **variables}, check=False)
@@ -251,7 +240,7 @@ def test_output_without_a_character_has_an_escape_in_its_place(
     assert (done.returncode, words in said, "defect" in said) == (code, True, False), said
 
 
-def test_an_interrupted_command_ends_as_shells_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_command_ends_as_shells_have_it(monkeypatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -260,7 +249,7 @@ def test_an_interrupted_command_ends_as_shells_have_it(monkeypatch: pytest.Monke
 
 
 def test_a_strategy_of_a_package_that_is_not_installed_is_refused_with_the_command_that_installs_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys, monkeypatch
 ) -> None:
     monkeypatch.setattr(STRATEGIES, "_offered", {})
     said = "is in a package that is not installed; install it: pip install ./docs/examples/horovod"
@@ -271,7 +260,7 @@ def test_a_strategy_of_a_package_that_is_not_installed_is_refused_with_the_comma
     assert listed[-1] == {"name": "horovod", "default": "", "meaning": said}
 
 
-def test_a_folder_that_is_no_study_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_folder_that_is_no_study_is_refused(capsys, tmp_path) -> None:
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "dear.txt").touch()
     for command in ("report", "status", "collect"):
@@ -284,9 +273,7 @@ def test_a_folder_that_is_no_study_is_refused(capsys: pytest.CaptureFixture[str]
     assert [path.name for path in (tmp_path / "letters").iterdir()] == ["dear.txt"]
 
 
-def test_the_folder_of_another_study_is_refused(
-    small_study: tuple[Study, object], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_folder_of_another_study_is_refused(small_study, capsys, tmp_path) -> None:
     study, _ = small_study
     (tmp_path / "mine.yaml").write_text("name: mine\ngpus: 1\n")
     code, error = _error(capsys, "matrix", "mine.yaml", "--out", str(study.root))
@@ -294,9 +281,7 @@ def test_the_folder_of_another_study_is_refused(
     assert "holds the study 'study', not 'mine'" in error
 
 
-def test_a_plan_of_a_newer_program_is_refused_with_advice(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_plan_of_a_newer_program_is_refused_with_advice(capsys, tmp_path) -> None:
     (tmp_path / "later").mkdir()
     plan = {"schema": "bench/plan", "schema_version": 99}
     (tmp_path / "later" / "plan-0001.json").write_text(json.dumps(plan))
@@ -305,7 +290,7 @@ def test_a_plan_of_a_newer_program_is_refused_with_advice(
     assert "update bench" in error
 
 
-def test_a_plan_that_was_cut_off_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_plan_that_was_cut_off_is_named(capsys, tmp_path) -> None:
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "plan-0001.json").write_text('{"schema": "bench/plan", "sche')
     code, error = _error(capsys, "status", "torn")
@@ -314,9 +299,7 @@ def test_a_plan_that_was_cut_off_is_named(capsys: pytest.CaptureFixture[str], tm
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_matrix_of_which_nothing_can_be_measured_here_is_no_success(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, device: str
-) -> None:
+def test_a_matrix_of_which_nothing_can_be_measured_here_is_no_success(capsys, tmp_path, device) -> None:
     points = ("--workload", "mlp", "--strategy", "ddp", "--gpus", "2048,4096", "--device", device)
     code = run(["matrix", *points, "--no-report", "--out", str(tmp_path / "s")])
     assert code == 1
@@ -328,9 +311,7 @@ def test_a_matrix_of_which_nothing_can_be_measured_here_is_no_success(
     # ddp needs two ranks, and what was excluded was not asked for.
     [("1,4096", None, 1), ("1,2", None, 0), ("1,4096", Pattern(gpus=4096), 0)],
 )
-def test_all_points_that_a_machine_could_hold_may_be_required(
-    tmp_path: Path, gpus: str, excluded: Pattern | None, code: int
-) -> None:
+def test_all_points_that_a_machine_could_hold_may_be_required(tmp_path, gpus, excluded, code) -> None:
     options = StudyFile(
         workload="mlp",
         strategy="single,ddp",
@@ -345,7 +326,7 @@ def test_all_points_that_a_machine_could_hold_may_be_required(
         assert matrix._without_cells(*matrix._plans(Study(tmp_path))) == expected
 
 
-def test_runs_count_at_the_end_by_the_conditions_of_the_call(small_study: tuple[Study, object]) -> None:
+def test_runs_count_at_the_end_by_the_conditions_of_the_call(small_study) -> None:
     """Ranks with another Python, as in a container, may have another torch than this process."""
     study, _ = small_study
     plan, results = study.plans()[0], study.results()
@@ -361,7 +342,7 @@ def test_runs_count_at_the_end_by_the_conditions_of_the_call(small_study: tuple[
     assert matrix._finish(study, plan, other, report=False) == 0
 
 
-def test_flags_win_over_the_study_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_flags_win_over_the_study_file(capsys, tmp_path) -> None:
     (tmp_path / "study.yaml").write_text("workload: mlp\ngpus: 1\nstrategy: single\nbatch_size: [8, 16]\n")
     assert run(["matrix", "study.yaml", "--batch-size", "4", "--device", "cpu", "--dry-run"]) == 0
     out = capsys.readouterr().out
@@ -370,7 +351,7 @@ def test_flags_win_over_the_study_file(capsys: pytest.CaptureFixture[str], tmp_p
 
 
 def test_without_torch_a_plan_is_shown_and_running_says_how_to_install_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    capsys, monkeypatch, tmp_path
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert run(["matrix", "--gpus", "1..256", "--device", "cpu", "--dry-run"]) == 0
@@ -399,19 +380,19 @@ def _probe(folder: Path, *commands: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_planning_loads_no_torch(tmp_path: Path) -> None:
+def test_planning_loads_no_torch(tmp_path) -> None:
     dry = "matrix|--gpus|1..256|--dry-run"
     _probe(tmp_path, "--help", dry, "matrix|--gpus|2|--device|cpu|--launcher|manual", "list", "doctor")
 
 
-def test_reporting_loads_no_torch(small_study: tuple[Study, object], tmp_path: Path) -> None:
+def test_reporting_loads_no_torch(small_study, tmp_path) -> None:
     root = small_study[0].root
     _probe(tmp_path, f"report|{root}|--output|page.html", f"status|{root}", f"collect|{root}")
     assert (tmp_path / "page.html").exists()
     assert (tmp_path / "page.cells.csv").exists()
 
 
-def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
+def test_help_loads_nothing_heavy(tmp_path) -> None:
     code = (
         "import sys; from harness.cli import run; run(['--help']);"
         "heavy = {'torch', 'pandas', 'matplotlib', 'numpy', 'scipy', 'msgspec', 'rich'} & sys.modules.keys();"
@@ -420,7 +401,7 @@ def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True)
 
 
-def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+def test_debug_shows_the_traceback(tmp_path) -> None:
     bench = str(Path(sys.executable).with_name("bench"))
     done = subprocess.run([bench, "matrix", "--gpus", "8..1", "--debug"], capture_output=True, text=True)
     assert done.returncode == 1
@@ -429,10 +410,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 
 
 def test_a_study_whose_plan_was_damaged_is_told_and_the_same_command_goes_on(
-    small_study: tuple[Study, object],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    small_study, tmp_path, monkeypatch, capsys
 ) -> None:
     shutil.copytree(small_study[0].root, tmp_path / "study")
     monkeypatch.chdir(tmp_path)
@@ -463,7 +441,7 @@ def test_a_study_whose_plan_was_damaged_is_told_and_the_same_command_goes_on(
 
 
 def test_a_batch_is_not_found_by_an_installation_without_the_feature_that_finds_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch, capsys
 ) -> None:
     monkeypatch.setattr("harness.features.FEATURES", ())
     features.cache_clear()

@@ -21,7 +21,6 @@ from reports.analysis.scaling import Efficiency, NoClaim
 from reports.analysis.study import analyse
 from reports.analysis.verdict.brief import Clause
 from results.statistics import Metric
-from results.store import Study
 
 
 def test_heads_break_at_their_blanks_and_figures_are_set_flush_right() -> None:
@@ -75,9 +74,7 @@ _ROW = st.lists(st.lists(st.integers(3, 12), min_size=1, max_size=3), min_size=3
     width=st.integers(40, 60),
 )
 @example(lengths=[[[9, 9], [4, 9, 3], [9]], [[7], [8, 9], [7, 9]]], numeric=[False] * 3, width=44)
-def test_a_fitted_table_has_every_word_of_its_rows_in_their_order(
-    lengths: list[list[list[int]]], numeric: list[bool], width: int
-) -> None:
+def test_a_fitted_table_has_every_word_of_its_rows_in_their_order(lengths, numeric, width) -> None:
     """`lengths` are the lengths of the words. A word begins with its row (0: the heads), column and place."""
     heads, *rows = [
         [
@@ -100,7 +97,7 @@ def test_a_column_is_as_wide_as_its_widest_cell_or_the_longest_word_of_its_head(
     assert column_widths(["alone"], []) == [5]
 
 
-def test_what_acts_on_a_terminal_is_shown_and_takes_its_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_acts_on_a_terminal_is_shown_and_takes_its_columns(capsys) -> None:
     console = Console()
     console.table(["words", "n"], [["\x1b[2J\nx", "1"], ["plain", "22"]], numeric=[False, True])
     for say in (console.result, console.text, console.note, console.warn, console.error):
@@ -118,10 +115,7 @@ def test_what_acts_on_a_terminal_is_shown_and_takes_its_columns(capsys: pytest.C
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 400])
 def test_the_headline_fits_the_terminal_and_keeps_every_fact_of_trust(
-    width: int,
-    small_study: tuple[Study, object],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    width, small_study, monkeypatch, capsys
 ) -> None:
     study, _ = small_study
     monkeypatch.setenv("COLUMNS", str(width))
@@ -169,7 +163,7 @@ def _row(strategy: str, *, disturbed: bool) -> HeadlineRow:
         strategy=strategy,
         setting="",
         kinds=("weak",),
-        figures=figures,  # type: ignore[arg-type]
+        figures=figures,
         efficiency=Efficiency(metric=None, baseline=None, no_claim=NoClaim("emulated")),
     )
 
@@ -197,9 +191,7 @@ def test_a_command_is_broken_so_that_a_shell_takes_it_as_one() -> None:
     assert shlex.split("\n".join(lines).replace("\\\n", " ")) == shlex.split(command)
 
 
-def test_without_a_terminal_progress_is_a_line_when_a_run_is_done(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_without_a_terminal_progress_is_a_line_when_a_run_is_done(capsys) -> None:
     with Console().progress(2) as line:
         for done in (0, 0, 0, 1, 1, 2):
             line.show(Standing(done=done, total=2, doing="cell: measuring", left="9 s", elapsed="3 s"))
@@ -210,7 +202,7 @@ def test_without_a_terminal_progress_is_a_line_when_a_run_is_done(
     ]
 
 
-def test_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_is_printed_as_it_is(capsys) -> None:
     text = "cannot be imported from facts:X: [bold]missing[/bold] :warning:"
     console = Console()
     console.result(text)
@@ -222,7 +214,7 @@ def test_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert err == f"{text}\nwarning: {text}\nerror: {text}\n"
 
 
-def test_who_reads_no_more_ends_a_command_as_shells_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_reads_no_more_ends_a_command_as_shells_have_it(monkeypatch) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as nobody:

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from harness.cli import COMMANDS, bench
-from harness.commands.reference import reference
+from harness.launchers.reference import reference
 from harness.plan.study_file import STUDY_FILE
 
 ROOT = Path(__file__).parents[2]
@@ -35,19 +35,19 @@ FLAGS = {*_flags(bench), "--help", "--version"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_relative_links_lead_somewhere(page: Path) -> None:
+def test_relative_links_lead_somewhere(page) -> None:
     targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text())
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
 @pytest.mark.parametrize("page", CURRENT, ids=lambda page: page.name)
-def test_commands_that_are_named_exist(page: Path) -> None:
+def test_commands_that_are_named_exist(page) -> None:
     named = set(re.findall(r"\bbench ([a-z]+)\b(?! is| are| does)", _code(page)))
     assert named <= {*COMMANDS, "bench"}, named - COMMANDS.keys()
 
 
 @pytest.mark.parametrize("page", CURRENT, ids=lambda page: page.name)
-def test_flags_that_are_named_exist(page: Path) -> None:
+def test_flags_that_are_named_exist(page) -> None:
     lines = [line for line in _code(page).splitlines() if "bench" in line and "torch" not in line]
     named = {flag for line in lines for flag in re.findall(r"(?<!\S)(--[a-z-]+)", line)}
     assert named <= FLAGS, named - FLAGS

@@ -43,7 +43,7 @@ WORK = (
 
 
 @pytest.fixture
-def installed(tmp_path: Path) -> Path:
+def installed(tmp_path) -> Path:
     """A separate folder on the path, with the examples and the metadata of their package."""
     folder = tmp_path / "site"
     shutil.copytree(EXAMPLES, folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -73,7 +73,7 @@ def results(folder: Path) -> dict[tuple[str, str], RunResult]:
     return found
 
 
-def test_all_are_listed_with_their_package(installed: Path) -> None:
+def test_all_are_listed_with_their_package(installed) -> None:
     said = " ".join(bench(installed, "list").split())
     for name in ("gossip", "threshold", "vit-nano"):
         assert f" {name} " in said
@@ -82,7 +82,7 @@ def test_all_are_listed_with_their_package(installed: Path) -> None:
     assert "days is of bench-examples" in said
 
 
-def test_what_makes_no_sense_is_refused_with_the_reason(installed: Path) -> None:
+def test_what_makes_no_sense_is_refused_with_the_reason(installed) -> None:
     cells = ("--workload", "vit-nano", "--strategy", "ddp,gossip", "--compression", "threshold:0.3")
     said = bench(
         installed, "matrix", *cells, "--gpus", "1,2", "--device", "cpu", "--oversubscribe", "--dry-run"
@@ -93,7 +93,7 @@ def test_what_makes_no_sense_is_refused_with_the_reason(installed: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_strategy_a_compressor_and_a_model_are_proven_and_pooled_by_their_source(installed: Path) -> None:
+def test_a_strategy_a_compressor_and_a_model_are_proven_and_pooled_by_their_source(installed) -> None:
     (installed.parent / "vit.yaml").write_text(VIT)
     chosen = ("--strategy", "scratch-ddp,gossip", "--compression", "none,threshold:0.3", "--gpus", "2")
     bench(installed, *WORK, *chosen)
@@ -106,7 +106,6 @@ def test_a_strategy_a_compressor_and_a_model_are_proven_and_pooled_by_their_sour
     }
     for (strategy, compression), result in found.items():
         assert result.outcome is Outcome.OK
-        assert result.proof is not None
         assert result.proof.passed
         assert result.environment is not None
         names = {f"strategy {strategy}", f"compression {compression.split(':')[0]}"}

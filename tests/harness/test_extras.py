@@ -21,7 +21,7 @@ from harness.jobs.documents import JobMaker
 from harness.jobs.planned import planned_jobs
 from harness.plan.schedule import schedule
 from harness.plan.study_file import BY_NAME, STUDY_FILE, StudyFile
-from harness.plan.surroundings import Hardware
+from harness.plan.surroundings import Devices
 from harness.terminal.console import Console
 from harness.worker.rank.context import allocation
 from results.environment import CodeVersion
@@ -47,13 +47,13 @@ plan_of = partial(
 
 
 @pytest.mark.parametrize("given", [[0, 3], "0,3", ["0", 3]])
-def test_ranks_come_from_a_file_or_a_flag(given: Any) -> None:
+def test_ranks_come_from_a_file_or_a_flag(given) -> None:
     BY_NAME["trace"].check(given, "--trace")
     options = matrix._run_options(StudyFile(trace=given, tensorboard=True))
     assert (options.trace, options.tensorboard) == ((0, 3), True)
 
 
-def test_one_rank_may_be_a_bare_number_in_a_study_file(tmp_path: Path) -> None:
+def test_one_rank_may_be_a_bare_number_in_a_study_file(tmp_path) -> None:
     path = tmp_path / "study.yaml"
     path.write_text("gpus: 2\ntrace: 0\ntensorboard: true\n")
     options = matrix._run_options(STUDY_FILE.read(path))
@@ -67,7 +67,7 @@ def test_one_rank_may_be_a_bare_number_in_a_study_file(tmp_path: Path) -> None:
         ("first", "x takes whole numbers joined by commas"),
     ],
 )
-def test_a_rank_that_cannot_be_is_refused(value: str, words: str) -> None:
+def test_a_rank_that_cannot_be_is_refused(value, words) -> None:
     with pytest.raises(UsageError, match=words):
         BY_NAME["trace"].check(value, "x")
 
@@ -81,18 +81,14 @@ def test_a_rank_that_cannot_be_is_refused(value: str, words: str) -> None:
         ({"SLURM_RESTART_COUNT": "2"}, None),
     ],
 )
-def test_a_rank_of_any_launch_records_the_job_that_it_runs_in(
-    variables: dict[str, str], recorded: str | None
-) -> None:
+def test_a_rank_of_any_launch_records_the_job_that_it_runs_in(variables, recorded) -> None:
     names = JobVariables(scheduler="slurm", job="SLURM_JOB_ID", restarts="SLURM_RESTART_COUNT")
     assert allocation([names], variables) == recorded
 
 
-def test_a_job_carries_them_to_its_launches(tmp_path: Path) -> None:
+def test_a_job_carries_them_to_its_launches(tmp_path) -> None:
     plan = plan_of()
-    jobs = planned_jobs(
-        plan, schedule(plan.cells, repeats=1), per_cell=False, earlier={}, hardware=Hardware()
-    )
+    jobs = planned_jobs(plan, schedule(plan.cells, repeats=1), per_cell=False, earlier={}, hardware=Devices())
     maker = JobMaker(Study(tmp_path / "s"), plan, "elsewhere", BOTH, CODE)
     assert maker.run(jobs[0], TimeLimits(), billed_gpus=None, site={}).options == BOTH
 
@@ -101,12 +97,12 @@ def test_a_job_carries_them_to_its_launches(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Console, "width", 300)
 
 
-def test_a_rank_that_no_cell_has_is_noted(own_folder: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_that_no_cell_has_is_noted(own_folder, capsys) -> None:
     assert run(["matrix", *MLP, "--gpus", "2,4", "--oversubscribe", "--dry-run", "--trace", "1,2"]) == 0
     words = capsys.readouterr().err
     assert "--trace 2: cells of fewer than 3 workers have no such rank" in words
@@ -115,7 +111,7 @@ def test_a_rank_that_no_cell_has_is_noted(own_folder: None, capsys: pytest.Captu
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
 def test_without_the_package_the_call_is_refused_with_the_command_that_installs_it(
-    more: tuple[str, ...], no_tensorboard: None, capsys: pytest.CaptureFixture[str]
+    more, no_tensorboard, capsys
 ) -> None:
     assert run(["matrix", *MLP, "--gpus", "2", "--tensorboard", *more]) == 1
     assert "install it with: pip install tensorboard" in capsys.readouterr().err
@@ -126,7 +122,7 @@ def test_without_the_package_the_call_is_refused_with_the_command_that_installs_
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study(tmp_path_factory) -> Path:
     """The folder of a study of one run on two ranks that kept everything."""
     folder = tmp_path_factory.mktemp("extras")
     done = called(folder, "--repeats", "1", "--trace", "1", "--tensorboard")
@@ -146,9 +142,7 @@ def records(study: Path) -> list[list[dict[str, Any]]]:
 
 
 @pytest.mark.slow
-def test_the_chosen_rank_alone_has_a_trace_beside_its_record(
-    study: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_chosen_rank_alone_has_a_trace_beside_its_record(study, capsys) -> None:
     [path] = study.glob("cells/*/*/trace-*.json.gz")
     assert run(["show", str(study), path.parts[-3]]) == 0
     assert f"    trace: {path}" in capsys.readouterr().out.splitlines()
@@ -161,7 +155,7 @@ def test_the_chosen_rank_alone_has_a_trace_beside_its_record(
 
 
 @pytest.mark.slow
-def test_scalars_are_those_of_the_rank_records(study: Path) -> None:
+def test_scalars_are_those_of_the_rank_records(study) -> None:
     [ranks] = records(study)
     for number, record in enumerate(ranks):
         [folder] = study.glob(f"launches/*/tensorboard/rank-{number:05d}/{record['cell_id']}")
@@ -179,7 +173,7 @@ def test_scalars_are_those_of_the_rank_records(study: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_record_has_samples_of_the_time_in_which_it_was_measured(study: Path) -> None:
+def test_the_record_has_samples_of_the_time_in_which_it_was_measured(study) -> None:
     [ranks] = records(study)
     for record in ranks:
         telemetry = record["telemetry"]

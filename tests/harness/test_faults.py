@@ -7,7 +7,6 @@ undisturbed study's bit for bit.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,6 @@ from results.run import RunResult
 pytestmark = pytest.mark.slow
 
 Bench = Any
-Model = Callable[..., tuple[str, ...]]
-Figures = dict[str, set[bytes]]
 OUTSIDE = "its processes were asked to end by a signal from outside"
 FAULTS = {
     8: ("raise", Outcome.CRASHED, "rank 1: ValueError: as it was told"),
@@ -59,9 +56,7 @@ def attempt_of(bench: Bench, run: RunResult) -> Attempt:
 
 
 @pytest.fixture(scope="module")
-def faulty(
-    bench_in: Callable[..., Bench], faulty_model: Model, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Bench, Any]:
+def faulty(bench_in, faulty_model, tmp_path_factory) -> tuple[Bench, Any]:
     """One study with all faults, run once with its report, and what that call has printed."""
     bench = bench_in(tmp_path_factory.mktemp("faulty"))
     faults = [f"1/2 {batch} {fault}" for batch, (fault, *_) in FAULTS.items()]
@@ -77,9 +72,7 @@ def faulty(
 
 
 @pytest.mark.parametrize("batch", FAULTS)
-def test_each_fault_costs_its_run_and_has_its_outcome_and_its_reason(
-    faulty: tuple[Bench, Any], batch: int
-) -> None:
+def test_each_fault_costs_its_run_and_has_its_outcome_and_its_reason(faulty, batch) -> None:
     bench, _ = faulty
     fault, outcome, words = FAULTS[batch]
     (failed,) = bench.named(at(batch))
@@ -94,7 +87,7 @@ def test_each_fault_costs_its_run_and_has_its_outcome_and_its_reason(
     assert any(rank.signal == "SIGKILL" for rank in attempt.ranks) == (fault == "kill rank")
 
 
-def test_a_log_that_grows_without_end_is_cut_while_its_rank_prints(faulty: tuple[Bench, Any]) -> None:
+def test_a_log_that_grows_without_end_is_cut_while_its_rank_prints(faulty) -> None:
     bench, _ = faulty
     (failed,) = bench.named(at(8))
     logs = sorted(bench.study().launch_folder(failed.launch_id).glob("torchrun/*/attempt_0/*/*.log"))
@@ -109,7 +102,7 @@ def test_a_log_that_grows_without_end_is_cut_while_its_rank_prints(faulty: tuple
     assert said.endswith("ValueError: as it\nwas told\n")
 
 
-def test_the_good_cell_beside_them_is_measured_and_reported(faulty: tuple[Bench, Any]) -> None:
+def test_the_good_cell_beside_them_is_measured_and_reported(faulty) -> None:
     bench, done = faulty
     assert done.code == 1
     assert [result.outcome for result in bench.named(at(4))] == [Outcome.OK]
@@ -118,7 +111,7 @@ def test_the_good_cell_beside_them_is_measured_and_reported(faulty: tuple[Bench,
 
 
 def test_the_same_command_repeats_what_outsiders_ended_and_the_rest_when_it_is_asked_to(
-    faulty: tuple[Bench, Any], faulty_model: Model, expected: Figures
+    faulty, faulty_model, expected
 ) -> None:
     bench, _ = faulty
     call = (*faulty_model(bench.folder), *CELLS)
@@ -136,10 +129,7 @@ def test_the_same_command_repeats_what_outsiders_ended_and_the_rest_when_it_is_a
 
 
 def test_a_rank_that_the_kernel_ends_for_want_of_memory_is_out_of_memory(
-    bench_in: Callable[..., Bench],
-    faulty_model: Model,
-    tmp_path: Path,
-    memory_group: Callable[[int], list[str]],
+    bench_in, faulty_model, tmp_path, memory_group
 ) -> None:
     bench = bench_in(tmp_path)
     call = (*faulty_model(tmp_path, "1/2 8 exhaust"), *PAIR, "--batch-size", "8")
@@ -172,11 +162,7 @@ def _from_another_cell(path: Path) -> None:
 
 
 def test_a_damaged_rank_file_costs_its_run_and_the_same_command_makes_another(
-    undisturbed: Bench,
-    expected: Figures,
-    bench_in: Callable[..., Bench],
-    faulty_model: Model,
-    tmp_path: Path,
+    undisturbed, expected, bench_in, faulty_model, tmp_path
 ) -> None:
     shutil.copytree(undisturbed.study().root, tmp_path / "study")
     bench = bench_in(tmp_path)

@@ -72,7 +72,7 @@ def _name(process: psutil.Process) -> str:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def place(tmp_path, monkeypatch) -> Iterator[Path]:
     """A folder that only what the test starts works in; all of it ends with the test."""
     monkeypatch.setenv("PYTHONPATH", str(checkout()))
     yield tmp_path
@@ -81,7 +81,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def starter(place: Path) -> Iterator[subprocess.Popen[bytes]]:
+def starter(place) -> Iterator[subprocess.Popen[bytes]]:
     """A process that has started a guarded command with daemons."""
     command = [sys.executable, "-c", STARTER, sys.executable, "-c", DAEMONS]
     process = subprocess.Popen(command, cwd=place)
@@ -106,9 +106,7 @@ def _are_orphans(place: Path) -> bool:
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
     ],
 )
-def test_it_ends_as_the_command_did_and_takes_daemons_along(
-    place: Path, monkeypatch: pytest.MonkeyPatch, go: str, code: int
-) -> None:
+def test_it_ends_as_the_command_did_and_takes_daemons_along(place, monkeypatch, go, code) -> None:
     monkeypatch.chdir(place)
     (place / "go").write_text(go)
     assert Guarded([sys.executable, "-c", DAEMONS]).process.wait(120) == code
@@ -117,25 +115,21 @@ def test_it_ends_as_the_command_did_and_takes_daemons_along(
 
 
 @pytest.mark.parametrize("victim", ["starter", "command"])
-def test_nothing_outlives_who_started_it_nor_the_command(
-    place: Path, starter: subprocess.Popen[bytes], victim: str
-) -> None:
+def test_nothing_outlives_who_started_it_nor_the_command(place, starter, victim) -> None:
     """A bench that SIGKILL ends can do nothing more itself."""
     processes(place)[victim].kill()
     left = {"command": {"starter"}, "starter": set()}[victim]
     until(lambda: processes(place).keys() == left)
 
 
-def test_a_killed_guardian_takes_the_command_along(place: Path, starter: subprocess.Popen[bytes]) -> None:
+def test_a_killed_guardian_takes_the_command_along(place, starter) -> None:
     """Forked children of the command are left then, as the docs say."""
     found = processes(place)
     found["guardian"].kill()
     until(lambda: processes(place).keys() == found.keys() - {"guardian", "command"})
 
 
-def test_a_command_that_is_asked_to_end_has_its_grace_and_no_more(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_is_asked_to_end_has_its_grace_and_no_more(place, monkeypatch) -> None:
     monkeypatch.chdir(place)
     deaf = Guarded([sys.executable, "-c", DAEMONS], grace_s=0.2)
     heard = Guarded(
@@ -149,7 +143,7 @@ def test_a_command_that_is_asked_to_end_has_its_grace_and_no_more(
     assert processes(place) == {}
 
 
-def test_what_cannot_be_started_is_named_in_the_log(tmp_path: Path) -> None:
+def test_what_cannot_be_started_is_named_in_the_log(tmp_path) -> None:
     with (tmp_path / "log").open("wb") as log:
         assert Guarded(["no-such-program"], log=log).process.wait(120) == 127
     assert (
@@ -158,7 +152,7 @@ def test_what_cannot_be_started_is_named_in_the_log(tmp_path: Path) -> None:
     )
 
 
-def test_the_command_is_as_if_started_without_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_is_as_if_started_without_it(place, monkeypatch) -> None:
     """Signals ignored, blocked and caught, open descriptors; nohup's ignored SIGHUP stays ignored."""
     monkeypatch.chdir(place)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -5,20 +5,16 @@ from __future__ import annotations
 import csv
 import re
 import shlex
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-Bench = Callable[..., subprocess.CompletedProcess[str]]
 
 GUIDE = (Path(__file__).parents[2] / "docs/models.md").read_text()
 LEAST = ("--device", "cpu", "--oversubscribe", "--repeats", "1", "--budget", "0", "--quads", "0")
 
 
 @pytest.mark.slow
-def test_the_model_that_can_be_cut_is_cut_and_proven(bench: Bench, tmp_path: Path) -> None:
+def test_the_model_that_can_be_cut_is_cut_and_proven(bench, tmp_path) -> None:
     [code] = re.findall(r"```python\n(# mytransformer\.py\n.*?)```", GUIDE, re.DOTALL)
     [call] = re.findall(r"^bench (matrix --workload py:mytransformer:build .*)$", GUIDE, re.MULTILINE)
     (tmp_path / "mytransformer.py").write_text(code)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -41,7 +39,7 @@ def _recording(folder: Path, rank: int, *entries: tuple[str, int, str]) -> None:
     (folder / f"flight-{rank:05d}.json").write_text(text)
 
 
-def test_the_reason_names_the_rank_its_phase_and_what_it_did_not_issue(tmp_path: Path) -> None:
+def test_the_reason_names_the_rank_its_phase_and_what_it_did_not_issue(tmp_path) -> None:
     _log(tmp_path, 0, "joining", "ready", "proof", "warm-up", "measure")
     _log(tmp_path, 1, "joining", "ready", "proof", "warm-up")
     _recording(tmp_path, 0, ("0", 41, "gloo:all_reduce"), ("0", 42, "gloo:barrier"))
@@ -52,7 +50,7 @@ def test_the_reason_names_the_rank_its_phase_and_what_it_did_not_issue(tmp_path:
     )
 
 
-def test_without_recorders_and_logs_the_reason_says_what_is_known(tmp_path: Path) -> None:
+def test_without_recorders_and_logs_the_reason_says_what_is_known(tmp_path) -> None:
     assert hang_reason(tmp_path, {0: 3.0, 1: 3.0}) == (
         "no rank said anything for 3 s; rank 0 has been silent for longest, 3 s (phase: starting)"
     )
@@ -67,14 +65,12 @@ def test_without_recorders_and_logs_the_reason_says_what_is_known(tmp_path: Path
         (["measure", "recorded"], "ending"),
     ],
 )
-def test_a_phase_is_that_of_the_last_event_that_begins_one(
-    events: list[str], expected: str, tmp_path: Path
-) -> None:
+def test_a_phase_is_that_of_the_last_event_that_begins_one(events, expected, tmp_path) -> None:
     _log(tmp_path, 0, *events)
     assert LaunchState.of(rank_log_path(tmp_path, 0)).phase == expected
 
 
-def test_heartbeats_are_of_the_last_whole_line(tmp_path: Path) -> None:
+def test_heartbeats_are_of_the_last_whole_line(tmp_path) -> None:
     _log(tmp_path, 0, "ready", "proof")
     # Longer than what is read of a file's end.
     _log(tmp_path, 1, *["alive"] * 500)
@@ -85,9 +81,7 @@ def test_heartbeats_are_of_the_last_whole_line(tmp_path: Path) -> None:
     assert heartbeats(tmp_path) == {0: "T1", 1: "T499", 3: "T0"}
 
 
-def test_issues_are_the_largest_number_of_each_group_and_a_damaged_recorder_says_nothing(
-    tmp_path: Path,
-) -> None:
+def test_issues_are_the_largest_number_of_each_group_and_a_damaged_recorder_says_nothing(tmp_path) -> None:
     _recording(tmp_path, 0, ("0", 7, "a"), ("0", 9, "b"), ("0", 8, "c"), ("2", 1, "d"))
     _recording(tmp_path, 1, ("0", 12, "gloo:send"), ("0", 3, "a"))
     (tmp_path / "flight-00002.json").write_text('{"entries": [')
@@ -128,13 +122,11 @@ def _issued(**counts: dict[int, int]) -> dict[str, dict[int, Issued]]:
         ),
     ],
 )
-def test_the_laggard_is_behind_in_a_group_and_ahead_in_none(
-    found: dict[str, dict[int, Issued]], words: str | None
-) -> None:
+def test_the_laggard_is_behind_in_a_group_and_ahead_in_none(found, words) -> None:
     assert laggard(found) == words
 
 
-def test_silence_is_counted_from_changes_and_not_from_times_of_files(tmp_path: Path) -> None:
+def test_silence_is_counted_from_changes_and_not_from_times_of_files(tmp_path) -> None:
     now = [100.0]
     path = tmp_path / "rank-00000.jsonl"
     path.write_text("a\n")
@@ -170,7 +162,7 @@ def stand_still(rank: int, folder: str) -> None:
         work.wait()
 
 
-def test_real_recorders_tell_who_did_not_join(ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+def test_real_recorders_tell_who_did_not_join(ranks, tmp_path) -> None:
     # The recorder of ranks that ran other tests has their groups as well.
     ranks(2, stand_still, str(tmp_path), fresh=True)
     (group,) = (group for group in issues(tmp_path).values() if len(group) == 2)
@@ -180,9 +172,7 @@ def test_real_recorders_tell_who_did_not_join(ranks: Callable[..., list[Any]], t
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["flight-00000.json", "flight-00001.json"]
 
 
-def test_a_recording_that_cannot_be_had_or_written_hurts_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recording_that_cannot_be_had_or_written_hurts_nobody(tmp_path, monkeypatch, capfd) -> None:
     (tmp_path / "file").write_text("")
     write_recording(tmp_path / "file" / "flight-00000.json", "gloo")
     assert "Traceback" in capfd.readouterr().err

@@ -20,7 +20,7 @@ GROUPS_V2 = "0::/jobs/one\n"
 
 
 @pytest.fixture
-def kills(tmp_path: Path) -> Callable[..., int | None]:
+def kills(tmp_path) -> Callable[..., int | None]:
     """Count the kills on a host with these files, by their paths."""
 
     def count(**files: str) -> int | None:
@@ -33,7 +33,7 @@ def kills(tmp_path: Path) -> Callable[..., int | None]:
     return count
 
 
-def test_the_own_group_counts_whichever_the_version(kills: Callable[..., int | None]) -> None:
+def test_the_own_group_counts_whichever_the_version(kills) -> None:
     assert kills(proc__vmstat=VMSTAT, proc__self__cgroup=GROUPS_V2) == 9
     assert kills(groups__jobs__one__memory_dot_events=V2) == 4
     # Where both are mounted, the line of the memory controller comes first.
@@ -41,23 +41,23 @@ def test_the_own_group_counts_whichever_the_version(kills: Callable[..., int | N
     assert kills(groups__memory__jobs__one__memory_dot_oom_control=V1) == 3
 
 
-def test_in_a_container_the_own_group_is_the_root(kills: Callable[..., int | None]) -> None:
+def test_in_a_container_the_own_group_is_the_root(kills) -> None:
     files = {"proc__vmstat": VMSTAT, "groups__memory__memory_dot_oom_control": V1}
     assert kills(proc__self__cgroup=GROUPS_V1, **files) == 3
 
 
-def test_old_kernels_that_do_not_count_by_group_count_by_host(kills: Callable[..., int | None]) -> None:
+def test_old_kernels_that_do_not_count_by_group_count_by_host(kills) -> None:
     without = "oom_kill_disable 0\nunder_oom 0\n"
     files = {"proc__self__cgroup": GROUPS_V1, "groups__memory__jobs__one__memory_dot_oom_control": without}
     assert kills(**files) is None
     assert kills(proc__vmstat=VMSTAT) == 9
 
 
-def test_where_nothing_tells_nothing_is_known(kills: Callable[..., int | None]) -> None:
+def test_where_nothing_tells_nothing_is_known(kills) -> None:
     assert kills() is None
 
 
-def test_agents_of_other_hosts_tell_in_their_logs(tmp_path: Path) -> None:
+def test_agents_of_other_hosts_tell_in_their_logs(tmp_path) -> None:
     assert printed_kills(tmp_path) is None
     logs = [tmp_path / "agent-0.log", tmp_path / "agent-1.log"]
     logs[0].write_text("[W] something\nout-of-memory kills on this host: 2\n")
@@ -80,9 +80,7 @@ print(code, out_of_memory_kills() - before)
 """
 
 
-def test_a_process_that_the_kernel_really_ends_is_counted(
-    memory_group: Callable[[int], list[str]],
-) -> None:
+def test_a_process_that_the_kernel_really_ends_is_counted(memory_group) -> None:
     done = subprocess.run(
         [*memory_group(128 * 2**20), sys.executable, "-c", COUNT],
         capture_output=True,
@@ -92,7 +90,7 @@ def test_a_process_that_the_kernel_really_ends_is_counted(
     assert done.stdout.split() == ["-9", "1"], done.stderr
 
 
-def test_what_an_agent_tells_is_what_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_an_agent_tells_is_what_is_read(tmp_path, capsys) -> None:
     log = tmp_path / "agent-1.log"
     print_kills(0)
     assert capsys.readouterr().out == ""

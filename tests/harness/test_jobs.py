@@ -25,10 +25,10 @@ from harness.plan.estimate import estimate
 from harness.plan.expand import expand
 from harness.plan.schedule import schedule
 from harness.plan.study_file import StudyFile
-from harness.plan.surroundings import Hardware
+from harness.plan.surroundings import Devices
 from results.environment import CodeVersion
 from results.errors import UsageError
-from results.job import Job, RunOptions
+from results.job import RunOptions
 from results.job_store import JobStore
 from results.launch import Slot
 from results.outcome import Ending, Outcome
@@ -38,7 +38,7 @@ from results.store import Study
 
 
 def plan_of(**options: object) -> Plan:
-    file = StudyFile(**{"workload": "mlp", "batch_size": 8, "device": "cpu"} | options)  # type: ignore[arg-type]
+    file = StudyFile(**{"workload": "mlp", "batch_size": 8, "device": "cpu"} | options)
     request = a_request(file)
     return expand(request, study="s", created_at="2026-01-01T00:00:00Z")
 
@@ -46,7 +46,7 @@ def plan_of(**options: object) -> Plan:
 def test_a_placement_is_a_job_with_all_its_repeats_and_the_same_baseline_everywhere() -> None:
     plan = plan_of(gpus="1..4", gpus_per_node=2, strategy="single,ddp,scratch-ddp", repeats=2)
     launches = schedule(plan.cells, repeats=2, gpus_per_node=2)
-    jobs = planned_jobs(plan, launches, per_cell=False, earlier={}, hardware=Hardware())
+    jobs = planned_jobs(plan, launches, per_cell=False, earlier={}, hardware=Devices())
     assert [(job.placement.nodes, job.placement.gpus_per_node) for job in jobs] == [(1, 1), (1, 2), (2, 2)]
     assert [(len(job.cells), len(job.launches)) for job in jobs] == [(1, 2), (2, 2), (2, 2)]
     alone = next(cell for cell in plan.cells if cell.strategy == "single")
@@ -60,7 +60,7 @@ def test_a_placement_is_a_job_with_all_its_repeats_and_the_same_baseline_everywh
 
 def test_a_job_a_cell_has_all_repeats_of_that_cell() -> None:
     plan = plan_of(gpus="1..2", strategy="single,ddp,scratch-ddp", repeats=3)
-    jobs = planned_jobs(plan, schedule(plan.cells, repeats=3), per_cell=True, earlier={}, hardware=Hardware())
+    jobs = planned_jobs(plan, schedule(plan.cells, repeats=3), per_cell=True, earlier={}, hardware=Devices())
     assert sorted(job.cells for job in jobs) == sorted((cell.id,) for cell in plan.cells)
     assert {len(job.launches) for job in jobs} == {3}
 
@@ -84,7 +84,7 @@ def test_a_plan_without_cells_has_no_jobs() -> None:
     plan = plan_of(gpus="1", strategy="ddp")
     assert plan.cells == ()
     assert (
-        planned_jobs(plan, schedule(plan.cells, repeats=1), per_cell=False, earlier={}, hardware=Hardware())
+        planned_jobs(plan, schedule(plan.cells, repeats=1), per_cell=False, earlier={}, hardware=Devices())
         == []
     )
 
@@ -98,7 +98,7 @@ def documents_of(
     """The jobs of a launcher that charges for all GPUs of the nodes; None: it does not know how many."""
     plan = plan_of(**options)
     launches = schedule(plan.cells, repeats=plan.request.repeats, gpus_per_node=plan.request.gpus_per_node)
-    jobs = planned_jobs(plan, launches, per_cell=False, earlier={}, hardware=Hardware())
+    jobs = planned_jobs(plan, launches, per_cell=False, earlier={}, hardware=Devices())
     maker = JobMaker(Study(tmp_path / "s"), plan, "elsewhere", RunOptions(), CODE)
     made = []
     for planned in jobs:
@@ -108,7 +108,7 @@ def documents_of(
     return made
 
 
-def test_hours_and_dollars_are_those_of_whole_nodes_where_they_are_the_jobs_alone(tmp_path: Path) -> None:
+def test_hours_and_dollars_are_those_of_whole_nodes_where_they_are_the_jobs_alone(tmp_path) -> None:
     documents = documents_of(tmp_path, gpus="8,16", gpus_per_node=8, strategy="ddp", repeats=1)
     planted = [
         replace(document, job=msgspec.structs.replace(document.job, estimate_s=360.0, time_limit_s=1800.0))
@@ -127,7 +127,7 @@ def test_hours_and_dollars_are_those_of_whole_nodes_where_they_are_the_jobs_alon
         require_within_budget(planted, 11.9)
 
 
-def test_a_job_that_ran_out_of_time_asks_for_more(tmp_path: Path) -> None:
+def test_a_job_that_ran_out_of_time_asks_for_more(tmp_path) -> None:
     options = {"gpus": "8,16", "gpus_per_node": 8, "strategy": "ddp", "repeats": 1}
     store, first = JobStore(tmp_path / "s"), documents_of(tmp_path, **options)
     assert [document.job.time_limit_s for document in first] == [600, 600]
@@ -148,18 +148,18 @@ def test_a_job_that_ran_out_of_time_asks_for_more(tmp_path: Path) -> None:
     assert documents_of(tmp_path, **options)[0].job.time_limit_s == 1200
 
 
-def test_a_gpu_that_the_profile_names_is_asked_for_its_steps(tmp_path: Path) -> None:
+def test_a_gpu_that_the_profile_names_is_asked_for_its_steps(tmp_path) -> None:
     plan = plan_of(gpus="8", gpus_per_node=8, strategy="ddp", repeats=1, device="cuda", workload="gpt2-small")
     launches = schedule(plan.cells, repeats=1, gpus_per_node=8)
     unknown, known = (
-        planned_jobs(plan, launches, per_cell=False, earlier={}, hardware=Hardware(gpu_name=name))
+        planned_jobs(plan, launches, per_cell=False, earlier={}, hardware=Devices(gpu_name=name))
         for name in (None, "H100-SXM5-80GB")
     )
     # 67 TFLOP/s of fp32 at 40 %: a step of 8 samples takes less than 2/3 s, the longest for the budget.
     assert known[0].estimate_s < unknown[0].estimate_s
 
 
-def test_a_limit_below_the_estimate_is_told(tmp_path: Path) -> None:
+def test_a_limit_below_the_estimate_is_told(tmp_path) -> None:
     [document] = documents_of(tmp_path, gpus="8", gpus_per_node=8, strategy="ddp", repeats=1)
     short = replace(
         document, job=msgspec.structs.replace(document.job, estimate_s=7200.0, time_limit_s=3600.0)
@@ -169,7 +169,7 @@ def test_a_limit_below_the_estimate_is_told(tmp_path: Path) -> None:
     )
 
 
-def test_what_exclusive_nodes_cost_is_not_guessed(tmp_path: Path) -> None:
+def test_what_exclusive_nodes_cost_is_not_guessed(tmp_path) -> None:
     documents = documents_of(
         tmp_path, gpus_of_node=None, gpus="8", gpus_per_node=8, strategy="ddp", repeats=1
     )
@@ -177,7 +177,7 @@ def test_what_exclusive_nodes_cost_is_not_guessed(tmp_path: Path) -> None:
     assert "GPU-hours are not known" in cost_lines(documents, None, gpus=True)[0]
 
 
-def test_the_same_call_makes_the_same_jobs_and_the_next_ones_go_on_counting(tmp_path: Path) -> None:
+def test_the_same_call_makes_the_same_jobs_and_the_next_ones_go_on_counting(tmp_path) -> None:
     first = documents_of(tmp_path, gpus="8,16", gpus_per_node=8, strategy="ddp", repeats=1)
     again = documents_of(tmp_path, gpus="8,16", gpus_per_node=8, strategy="ddp", repeats=1)
     assert first == again
@@ -194,7 +194,7 @@ def test_the_same_call_makes_the_same_jobs_and_the_next_ones_go_on_counting(tmp_
 # How ends are found out.
 
 
-def test_open_launches_of_a_job_that_is_gone_are_closed_once(tmp_path: Path) -> None:
+def test_open_launches_of_a_job_that_is_gone_are_closed_once(tmp_path) -> None:
     plan = plan_of(gpus=1, strategy="single", repeats=1)
     [cell] = plan.cells
     study = Study(tmp_path)
@@ -212,7 +212,7 @@ def test_open_launches_of_a_job_that_is_gone_are_closed_once(tmp_path: Path) -> 
     assert (study.has_attempt("l"), study.has_attempt("m")) == (True, False)
 
 
-def test_launches_of_a_killed_bench_are_closed_and_those_of_jobs_and_persons_are_not(tmp_path: Path) -> None:
+def test_launches_of_a_killed_bench_are_closed_and_those_of_jobs_and_persons_are_not(tmp_path) -> None:
     plan = plan_of(gpus=1, strategy="single", repeats=1)
     [cell] = plan.cells
     study = Study(tmp_path)
@@ -244,16 +244,14 @@ GOOD = a_job(placement=Placement(nodes=2, gpus_per_node=8), code=CodeVersion(cod
         (GOOD, 0, Outcome.CANCELLED, "it was closed before (cancelled: its own word), and other jobs"),
     ],
 )
-def test_a_job_is_not_run_again_and_again_nor_with_other_code(
-    job: Job, start: int, ended: Outcome | None, reason: str | None
-) -> None:
+def test_a_job_is_not_run_again_and_again_nor_with_other_code(job, start, ended, reason) -> None:
     environment = JobEnvironment()
     environment.start = start
     found = obstacle(job, environment, None if ended is None else end_of(job, ended))
     assert found is None if reason is None else str(found).startswith(reason)
 
 
-def test_the_cell_that_a_running_job_is_at_runs_from_the_start_of_its_launch_on(tmp_path: Path) -> None:
+def test_the_cell_that_a_running_job_is_at_runs_from_the_start_of_its_launch_on(tmp_path) -> None:
     plan = plan_of(gpus="2", strategy="ddp,scratch-ddp", repeats=1)
     first, second = (cell.id for cell in plan.cells)
     job = a_job(cells=(first, second))
@@ -295,10 +293,8 @@ class Near:
     # Slurm was 55 s early; it was later than asked, because the end was brought forward; it does not answer.
     [(115.0, 95.0), (30.0, 10.0), (None, 40.0)],
 )
-def test_a_notice_has_the_scheduler_asked_when_the_job_ends(
-    tmp_path: Path, left_s: float | None, launches_end_in_s: float
-) -> None:
-    start = JobStart(Study(tmp_path), a_job(), Near(left_s))  # type: ignore[arg-type]
+def test_a_notice_has_the_scheduler_asked_when_the_job_ends(tmp_path, left_s, launches_end_in_s) -> None:
+    start = JobStart(Study(tmp_path), a_job(), Near(left_s))
     before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)}
     began = time.monotonic()
     try:

@@ -74,7 +74,7 @@ def test_the_command_of_several_nodes_meets_at_the_first() -> None:
     )
 
 
-def test_workers_find_our_packages_first_and_use_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_find_our_packages_first_and_use_one_thread(monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/theirs")
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
     found = worker_environment(a_launch(), Path("/ours"))
@@ -93,7 +93,7 @@ NAMELESS = ("unshare", "--uts", "sh", "-c", 'hostname i-7840df31; "$0" -m harnes
 """Before a command of Python: `bench doctor`, and then the command, on a host whose name does not resolve."""
 
 
-def test_workers_get_no_variable_of_another_launcher_and_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_get_no_variable_of_another_launcher_and_all_others(monkeypatch) -> None:
     others = {"SLURM_PROCID": "7", "LOCAL_SCRATCH": "/s", "NCCL_DEBUG": "INFO", "RANKS": "2", "PETS": "2"}
     for name, value in {**FOREIGN, **others}.items():
         monkeypatch.setenv(name, value)
@@ -102,9 +102,7 @@ def test_workers_get_no_variable_of_another_launcher_and_all_others(monkeypatch:
 
 
 @pytest.mark.slow
-def test_a_launch_of_one_host_needs_neither_its_name_nor_what_others_left(
-    bench_in: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_launch_of_one_host_needs_neither_its_name_nor_what_others_left(bench_in, tmp_path) -> None:
     # Only root may change the host name of a namespace.
     before, bench = NAMELESS if os.geteuid() == 0 else (), bench_in(tmp_path)
     call = (*before, sys.executable, "-m", "harness.cli", "matrix", *bench.counted, *("--max-time", "8m"))
@@ -142,7 +140,7 @@ Root Cause (first observed failure):
 """
 
 
-def test_torchruns_report_is_read_and_its_own_sigterm_blamed_on_nobody(tmp_path: Path) -> None:
+def test_torchruns_report_is_read_and_its_own_sigterm_blamed_on_nobody(tmp_path) -> None:
     (tmp_path / "torchrun.log").write_text(KILLED)
     exits = rank_exits(tmp_path)
     assert [(exit.rank, exit.signal, exit.exit_code) for exit in exits] == [
@@ -152,7 +150,7 @@ def test_torchruns_report_is_read_and_its_own_sigterm_blamed_on_nobody(tmp_path:
     assert inferred_ending(exits, None) == (Outcome.CRASHED, "rank 1 was killed by SIGKILL")
 
 
-def test_a_rank_that_raised_is_quoted_from_its_error_file(tmp_path: Path) -> None:
+def test_a_rank_that_raised_is_quoted_from_its_error_file(tmp_path) -> None:
     error = tmp_path / "torchrun" / "x" / "attempt_0" / "1" / "error.json"
     error.parent.mkdir(parents=True)
     error.write_text(json.dumps({"message": {"message": "OSError: [Errno 28] No space left on device"}}))
@@ -240,13 +238,11 @@ ENDED = "node 1: its torchrun ended with exit code 1"
         ([], None, Outcome.UNKNOWN, UNSAID),
     ],
 )  # fmt: skip
-def test_an_end_is_read_from_what_was_seen_and_is_unknown_otherwise(
-    exits: list[RankExit], signs: Signs | None, outcome: Outcome, reason: str
-) -> None:
+def test_an_end_is_read_from_what_was_seen_and_is_unknown_otherwise(exits, signs, outcome, reason) -> None:
     assert inferred_ending(exits, None, signs) == (outcome, reason)
 
 
-def test_a_launch_was_asked_to_end_if_all_of_its_torchruns_say_so(tmp_path: Path) -> None:
+def test_a_launch_was_asked_to_end_if_all_of_its_torchruns_say_so(tmp_path) -> None:
     # The last line of what torchrun 2.13 prints after `kill`.
     words = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 714 got signal: 15\n"
     first, second = tmp_path / "agent-0.log", tmp_path / "agent-1.log"
@@ -263,7 +259,7 @@ def test_a_launch_was_asked_to_end_if_all_of_its_torchruns_say_so(tmp_path: Path
     assert not asked_to_end(tmp_path, nodes=2)
 
 
-def test_a_log_is_followed_line_by_whole_line(tmp_path: Path) -> None:
+def test_a_log_is_followed_line_by_whole_line(tmp_path) -> None:
     path, state = tmp_path / "rank-00000.jsonl", LaunchState()
     tail = LogTail(path)
     assert list(tail.events()) == []
@@ -279,7 +275,7 @@ def test_a_log_is_followed_line_by_whole_line(tmp_path: Path) -> None:
     assert LaunchState.of(path) == state
 
 
-def test_a_log_of_any_length_is_followed_a_part_at_each_look(tmp_path: Path) -> None:
+def test_a_log_of_any_length_is_followed_a_part_at_each_look(tmp_path) -> None:
     path = tmp_path / "rank-00000.jsonl"
     path.write_text('{"event": "ready"}\n')
     with path.open("r+b") as file:
@@ -293,21 +289,19 @@ def test_a_log_of_any_length_is_followed_a_part_at_each_look(tmp_path: Path) -> 
     assert (state.ready, state.phase) == (True, "proof")
 
 
-def test_a_line_that_a_full_disk_cut_off_is_passed_over(tmp_path: Path) -> None:
+def test_a_line_that_a_full_disk_cut_off_is_passed_over(tmp_path) -> None:
     path = tmp_path / "rank-00000.jsonl"
     path.write_text('{"event": "ready"}\n{"event": "ru{"event": "finished"}\n{"event": "proof"}\n')
     assert [event["event"] for event in LogTail(path).events()] == ["ready", "proof"]
 
 
-def test_a_nearly_full_disk_is_refused_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_nearly_full_disk_is_refused_before_anything_runs(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(preflight, "LEAST_FREE_BYTES", 2**60)
     with pytest.raises(MachineError, match="free some space or choose another disk with --out"):
         preflight.require_room(tmp_path / "not" / "there" / "yet")
 
 
-def test_a_battery_a_slow_governor_and_a_busy_host_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_battery_a_slow_governor_and_a_busy_host_are_warned_of(monkeypatch) -> None:
     monkeypatch.setattr(preflight, "on_battery", lambda: True)
     monkeypatch.setattr(preflight, "slow_governor", lambda: "powersave")
     monkeypatch.setattr("os.getloadavg", lambda: (9.0, 9.0, 9.0))
@@ -330,12 +324,10 @@ def _gpu(index: int, **facts: object) -> device.Gpu:
         "ecc_errors": 0,
         "near_cores": (),
     }
-    return device.Gpu(index=index, **{**given, **facts})  # type: ignore[arg-type]
+    return device.Gpu(index=index, **{**given, **facts})
 
 
-def test_ranks_near_one_numa_node_share_no_physical_core(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_ranks_near_one_numa_node_share_no_physical_core(monkeypatch, tmp_path) -> None:
     # Four cores with two threads each: 0 and 4, 1 and 5, and so on, as Linux counts them.
     for cpu in range(8):
         folder = tmp_path / f"cpu{cpu}/topology"
@@ -348,7 +340,7 @@ def test_ranks_near_one_numa_node_share_no_physical_core(
     assert [_near(gpus, rank, usable) for rank in ranks] == [(0, 4, 1, 5), (2, 6, 3, 7)]
 
 
-def test_a_busy_a_hot_and_a_faulty_gpu_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_a_hot_and_a_faulty_gpu_are_warned_of(monkeypatch) -> None:
     gpus = [
         _gpu(0),
         _gpu(1, processes=2, used_bytes=3 * 2**30),
@@ -366,7 +358,7 @@ def test_a_busy_a_hot_and_a_faulty_gpu_are_warned_of(monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> dict[object, int]:
+def nvml(monkeypatch) -> dict[object, int]:
     """NVML as on a machine with three GPUs. Returns by handle which call fails, and with which error."""
     fails: dict[object, int] = {}
     memory = SimpleNamespace(total=80 * 2**30, used=0)
@@ -401,9 +393,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> dict[object, int]:
 
 
 @pytest.mark.parametrize("call", ["HandleByIndex", "MemoryInfo", "Name"])
-def test_a_lost_gpu_is_left_out_and_ends_no_command(
-    nvml: dict[object, int], monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_a_lost_gpu_is_left_out_and_ends_no_command(nvml, monkeypatch, call) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     nvml[call, 1] = pynvml.NVML_ERROR_GPU_IS_LOST
     assert [gpu.index for gpu in device.visible_gpus()] == [0, 2]
@@ -414,9 +404,7 @@ def test_a_lost_gpu_is_left_out_and_ends_no_command(
 @pytest.mark.parametrize(
     ("visible", "denied"), [("0", []), (None, []), ("0,1", [0, 2]), ("GPU-1f00,GPU-2f00", [0, 2])]
 )
-def test_gpus_of_other_jobs_are_no_warning_and_do_not_count(
-    nvml: dict[object, int], monkeypatch: pytest.MonkeyPatch, visible: str | None, denied: list[int]
-) -> None:
+def test_gpus_of_other_jobs_are_no_warning_and_do_not_count(nvml, monkeypatch, visible, denied) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -427,9 +415,7 @@ def test_gpus_of_other_jobs_are_no_warning_and_do_not_count(
     assert [int(index) for found in told for index in found] == denied
 
 
-def test_a_part_of_a_gpu_that_mig_makes_is_a_device(
-    nvml: dict[object, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_of_a_gpu_that_mig_makes_is_a_device(nvml, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1234")
     [gpu] = device.visible_gpus()
     assert (gpu.name, gpu.memory_bytes) == ("GPU of MIG-1234", 80 * 2**30)
@@ -443,18 +429,14 @@ def test_a_part_of_a_gpu_that_mig_makes_is_a_device(
     ("name", "uuid"),
     [("NVIDIA H100 80GB HBM3", "GPU-1234"), ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", "MIG-1234")],
 )
-def test_nvml_is_asked_for_a_gpu_or_a_part_of_one(
-    monkeypatch: pytest.MonkeyPatch, name: str, uuid: str
-) -> None:
+def test_nvml_is_asked_for_a_gpu_or_a_part_of_one(monkeypatch, name, uuid) -> None:
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name=name, uuid="1234")
     )
     assert device_uuid(torch.device("cuda", 0)) == uuid
 
 
-def test_xid_and_ecc_errors_of_a_run_are_told_once(
-    nvml: dict[object, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_xid_and_ecc_errors_of_a_run_are_told_once(nvml, monkeypatch) -> None:
     xid, clock = pynvml.nvmlEventTypeXidCriticalError, pynvml.nvmlEventTypeClock
     events = [(clock, 5), (xid, 79), (xid, 79), (xid, 999)]
     errors = [2]
@@ -496,9 +478,7 @@ def test_xid_and_ecc_errors_of_a_run_are_told_once(
         ({"cuda": "13.0", "devices": 2}, None),
     ],
 )
-def test_torch_itself_is_asked_for_the_gpus(
-    monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], said: str | None
-) -> None:
+def test_torch_itself_is_asked_for_the_gpus(monkeypatch, answer, said) -> None:
     monkeypatch.setattr(preflight, "visible_gpus", lambda: [_gpu(0), _gpu(1)])
     found = TorchDevices(**{"torch": "2.13.0", "devices": 0, **answer})
     monkeypatch.setattr(preflight, "ask_torch", lambda: found)
@@ -510,9 +490,7 @@ def test_torch_itself_is_asked_for_the_gpus(
         preflight.require_devices("cuda")
 
 
-def test_amd_gpus_are_refused_before_anything_asks_nvml(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_amd_gpus_are_refused_before_anything_asks_nvml(tmp_path, monkeypatch, capsys) -> None:
     """A host with two GPUs below AMD's driver, whose torch calls them cuda; node 0 is the CPU."""
     for node, gpu in enumerate(("0", "51234", "8421")):
         folder = tmp_path / "nodes" / str(node)
@@ -538,7 +516,7 @@ def test_amd_gpus_are_refused_before_anything_asks_nvml(
     assert preflight.amd_only() is None
 
 
-def test_torch_for_rocm_is_refused_on_the_rank_and_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_for_rocm_is_refused_on_the_rank_and_before(monkeypatch) -> None:
     monkeypatch.setattr(preflight, "torch_version", lambda: "2.13.0+rocm6.4")
     with pytest.raises(MachineError, match=re.escape("+rocm6.4 is built for AMD GPUs")):
         preflight.require_devices("cuda")
@@ -558,7 +536,7 @@ def test_torch_answers_in_a_process_of_its_own() -> None:
     ("visible", "expected"),
     [(None, [0, 1, 2]), ("2,0", [2, 0]), ("GPU-1f", [1]), ("", []), ("0,9,1", [0]), ("-1", [])],
 )
-def test_cuda_visible_devices_is_read_as_the_runtime_does(visible: str | None, expected: list[int]) -> None:
+def test_cuda_visible_devices_is_read_as_the_runtime_does(visible, expected) -> None:
     chosen = device._selected([_gpu(0), _gpu(1), _gpu(2)], visible)
     assert [gpu.index for gpu in chosen] == expected
 
@@ -605,12 +583,12 @@ def test_the_code_hash_is_over_all_that_runs_and_no_comment_or_docstring() -> No
         ('def f(x):\n  return g("#", x)\n', False),
     ],
 )
-def test_a_comment_or_a_docstring_makes_no_other_code(other: str, same: bool) -> None:
+def test_a_comment_or_a_docstring_makes_no_other_code(other, same) -> None:
     code = b'def f(x):\n    return g("#", x)\n'
     assert (what_runs(other.encode()) == what_runs(code)) is same
 
 
-def test_the_tally_reopens_what_was_interrupted_and_keeps_closed_what_failed(tmp_path: Path) -> None:
+def test_the_tally_reopens_what_was_interrupted_and_keeps_closed_what_failed(tmp_path) -> None:
     def run(cell: str, outcome: Outcome, **figures: Any) -> RunResult:
         return a_result(cell_id=cell, outcome=outcome, ranks_present=0, **figures)
 
@@ -641,11 +619,11 @@ class _Line:
         self.shown.append(standing)
 
 
-def test_progress_says_how_long_it_runs_what_it_does_and_what_it_waits_for(tmp_path: Path) -> None:
+def test_progress_says_how_long_it_runs_what_it_does_and_what_it_waits_for(tmp_path) -> None:
     shown: list[Standing] = []
     line = SimpleNamespace(show=shown.append)
     now, estimates = [0.0], [100.0]
-    pace = Pace(line, estimates, [1], names={"c-1": "mlp, ddp on 2, batch 8"}, clock=lambda: now[0])  # type: ignore[arg-type]
+    pace = Pace(line, estimates, [1], names={"c-1": "mlp, ddp on 2, batch 8"}, clock=lambda: now[0])
     pulse = Pulse(tmp_path, Placement(nodes=3, gpus_per_node=1), clock=lambda: now[0])
     state = LaunchState(waits_for=pulse.waits_for())
     now[0] = 7.2
@@ -673,7 +651,7 @@ def test_progress_says_how_long_it_runs_what_it_does_and_what_it_waits_for(tmp_p
 def test_time_left_shrinks_with_every_run_at_the_pace_of_the_launches_that_have_ended() -> None:
     now = [0.0]
     estimates = [10.0, 20.0]
-    pace = Pace(_Line(), estimates, [2, 4], clock=lambda: now[0])  # type: ignore[arg-type]
+    pace = Pace(_Line(), estimates, [2, 4], clock=lambda: now[0])
     # Nothing has ended: the estimates as they are, 10 + 20; half of the first launch done: 5 + 20.
     assert (pace.left_s(0), pace.left_s(1)) == (30, 25)
     now[0] = 15.0
@@ -687,7 +665,7 @@ def test_time_left_is_never_more_than_the_user_gave_and_a_deadline_only_comes_ne
     now = [0.0]
     estimates = [100.0]
     deadline = Deadline(None, "none", clock=lambda: now[0])
-    pace = Pace(_Line(), estimates, [1], deadline=deadline, clock=lambda: now[0])  # type: ignore[arg-type]
+    pace = Pace(_Line(), estimates, [1], deadline=deadline, clock=lambda: now[0])
     assert (deadline.left_s, deadline.is_over, pace.left_s(0)) == (None, False, 100)
     deadline.bring_forward(20, "the job's time limit")
     now[0] = 5.0
@@ -704,7 +682,6 @@ def test_runs_of_other_code_do_not_count_nor_under_other_conditions_that_are_kno
         assert conditions.changes(_measured(code_hash="other"), virtual=False)
         assert not conditions.changes(_measured(code_hash=code.code_hash), virtual=False)
     assert not Conditions(code_hash="c").changes(result, virtual=False)
-    assert result.environment is not None
     then = result.environment.torch
     assert Conditions(code_hash="d", torch="0.1", nccl_settings={"NCCL_ALGO": "Tree"}).changes(
         result, virtual=False
@@ -715,9 +692,7 @@ def test_runs_of_other_code_do_not_count_nor_under_other_conditions_that_are_kno
     ]
 
 
-def test_variables_that_change_a_step_are_a_condition_and_what_torchrun_sets_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_variables_that_change_a_step_are_a_condition_and_what_torchrun_sets_is_not(monkeypatch) -> None:
     before = nccl_settings()
     given = {
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
@@ -738,9 +713,7 @@ def test_variables_that_change_a_step_are_a_condition_and_what_torchrun_sets_is_
     assert nccl_settings() == before | given | {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 
 
-def test_variables_of_other_libraries_that_change_a_step_are_a_condition_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_variables_of_other_libraries_that_change_a_step_are_a_condition_too(monkeypatch) -> None:
     before = other_settings()
     names = (
         "ATEN_CPU_CAPABILITY",
@@ -765,9 +738,7 @@ def test_variables_of_other_libraries_that_change_a_step_are_a_condition_too(
 
 
 @pytest.mark.parametrize(("value", "warned"), [("1", True), ("0", False), ("", False)])
-def test_kernels_that_are_waited_for_are_warned_of(
-    value: str, warned: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_that_are_waited_for_are_warned_of(value, warned, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", value)
     assert any("CUDA_LAUNCH_BLOCKING" in told for told in preflight.warnings("cuda")) == warned
 
@@ -789,7 +760,7 @@ HALF, TWO = "50000\n", "200000\n"
     ],
 )
 def test_the_quota_of_cpus_is_that_of_the_control_groups_whichever_their_version(
-    tmp_path: Path, groups: str, files: dict[str, str], quota: float | None
+    tmp_path, groups, files, quota
 ) -> None:
     for name, text in {
         "proc/self/cgroup": groups,
@@ -803,7 +774,7 @@ def test_the_quota_of_cpus_is_that_of_the_control_groups_whichever_their_version
     assert device.cgroup_quota(proc=tmp_path / "proc", cgroups=tmp_path / "groups") == quota
 
 
-def test_what_keeps_nccl_from_rdma_devices_is_told(tmp_path: Path) -> None:
+def test_what_keeps_nccl_from_rdma_devices_is_told(tmp_path) -> None:
     for name, state in {"mlx5_0": "4: ACTIVE", "mlx5_1": "1: DOWN"}.items():
         (tmp_path / name / "ports/1").mkdir(parents=True)
         (tmp_path / name / "ports/1/state").write_text(f"{state}\n")
@@ -850,9 +821,7 @@ def test_emulated_runs_do_not_count_where_the_ranks_have_cores_of_their_own() ->
     assert not Conditions(code_hash=code.code_hash, cores=4).changes(emulated, virtual=True)
 
 
-def test_the_version_of_torch_is_the_one_that_ranks_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_version_of_torch_is_the_one_that_ranks_record(tmp_path, monkeypatch) -> None:
     assert torch_version() == torch.__version__
     # A CUDA build from PyPI, whose metadata say 2.15.0.
     (tmp_path / "version.py").write_text("debug = False\n__version__ = '2.15.0+cu132'\n")
@@ -870,9 +839,7 @@ def _measured(code_hash: str) -> RunResult:
     return a_result(environment=environment)
 
 
-def test_the_commit_of_a_run_is_that_of_the_users_repository(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commit_of_a_run_is_that_of_the_users_repository(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("BENCH_COMMIT", raising=False)
     (tmp_path / "models").mkdir()
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]

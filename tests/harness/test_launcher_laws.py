@@ -15,7 +15,7 @@ from launcher_laws import PATIENCE_S, CampaignLaws, Done, a_port
 from packages import first_on_the_path, install
 
 from harness.matrix import Matrix
-from harness.plan.launchers import own_launchers, register
+from harness.plan.launchers import OWN
 from harness.plan.study_file import StudyFile
 from results.errors import UsageError
 from results.extensions import forget_packages
@@ -45,7 +45,7 @@ class TestSsh(CampaignLaws):
     gpus = "2"
 
     @pytest.fixture(autouse=True)
-    def _hosts(self, _folder: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def _hosts(self, _folder, monkeypatch) -> Iterator[None]:
         site = self.folder / "site"
         site.mkdir()
         shutil.copy(EXAMPLES / "ssh_launcher.py", site)
@@ -106,16 +106,11 @@ def test_every_launcher_is_held_to_the_laws() -> None:
     files = (Path(__file__).parents[1] / "features").glob("*/test_launcher_laws.py")
     there = "\n".join(file.read_text() for file in files)
     held = set(re.findall(r'^    name = "(\w+)"$', there, re.MULTILINE))
-    assert held | {TestLocal.name} == {launcher.name for launcher in own_launchers()}
+    assert held | {TestLocal.name} == set(OWN)
 
 
-def test_an_unknown_launcher_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_launcher_runs_nothing(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="there is no launcher 'nowhere'; --launcher is one of local"):
         Matrix(StudyFile(gpus=1, launcher="nowhere"), study_file=None)
     assert not list(tmp_path.iterdir())
-
-
-def test_two_launchers_of_one_name_are_refused() -> None:
-    with pytest.raises(UsageError, match="two launchers are called local: harness"):
-        register("local", "elsewhere:Launcher", "runs elsewhere")

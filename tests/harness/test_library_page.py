@@ -44,7 +44,7 @@ def end_of(process: subprocess.Popen[str]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("title", ["Trainer", "parallelize", "GradientExchange"])
-def test_an_example_runs_on_two_ranks_and_learns(tmp_path: Path, title: str) -> None:
+def test_an_example_runs_on_two_ranks_and_learns(tmp_path, title) -> None:
     (tmp_path / "train.py").write_text(dict(EXAMPLES)[title])
     must_have_learned(end_of(started(tmp_path)))
 
@@ -57,7 +57,7 @@ def must_have_learned(output: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_ends_with_the_same_model(tmp_path: Path) -> None:
+def test_a_run_that_is_killed_ends_with_the_same_model(tmp_path) -> None:
     """The whole script: killed after its first checkpoint, started again, and once without a kill."""
     code = dict(EXAMPLES)["Run"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"

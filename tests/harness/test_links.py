@@ -46,7 +46,7 @@ sys.exit(outlast(ranks, lambda: False))
 
 
 @pytest.fixture
-def inside(links: None, tmp_path: Path) -> Inside:
+def inside(links, tmp_path) -> Inside:
     """`inside(script, nodes, mbit_per_s, *arguments)`: the JSON lines that the script printed on nodes.
 
     It is called with its rank and `name=address,...` of all nodes before the arguments; `first` comes
@@ -95,9 +95,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_an_all_reduce_takes_the_time_of_a_ring_over_the_link_and_less_over_a_faster_one(
-    inside: Inside,
-) -> None:
+def test_an_all_reduce_takes_the_time_of_a_ring_over_the_link_and_less_over_a_faster_one(inside) -> None:
     """A ring of n sends 2 (n - 1) / n of the payload (Patarasuk and Yuan 2009, section 4), here all of it."""
     payload_bytes = 2_500_000
     ring_s = payload_bytes * 8 / 200e6 / PAYLOAD_SHARE
@@ -184,15 +182,13 @@ def _transfer_s(inside: Inside, groups: list[list[list[int]]], size_bytes: int) 
         pytest.param([[[0, 1]], [[2, 3]]], 1, id="two pairs have nothing in common"),
     ],
 )
-def test_each_node_sends_and_receives_at_the_rate_and_the_switch_is_faster(
-    inside: Inside, groups: list[list[list[int]]], shared_by: int
-) -> None:
+def test_each_node_sends_and_receives_at_the_rate_and_the_switch_is_faster(inside, groups, shared_by) -> None:
     wanted = shared_by * 500_000 * 8 / 100e6 / PAYLOAD_SHARE
     for seconds in _transfer_s(inside, groups, 500_000):
         assert 0.9 * wanted < seconds < 1.25 * wanted
 
 
-def test_a_link_that_was_idle_saves_up_a_millisecond_and_no_more(inside: Inside) -> None:
+def test_a_link_that_was_idle_saves_up_a_millisecond_and_no_more(inside) -> None:
     # 12.5 KB travel at once, the rest of 100 KB at 12.5 MB a second.
     [seconds] = _transfer_s(inside, [[[0, 1]]], 100_000)
     assert (100_000 - 12_500) / 12.5e6 < seconds < 2 * 100_000 / 12.5e6
@@ -243,7 +239,7 @@ sys.stdout.write(json.dumps({
 
 
 @pytest.mark.parametrize("first", ["", REFUSED], ids=["as we are", "as a user"])
-def test_nodes_know_each_other_by_name_and_nobody_else(inside: Inside, first: str) -> None:
+def test_nodes_know_each_other_by_name_and_nobody_else(inside, first) -> None:
     found = inside(WORLD, 3, 1000, first=first)
     assert sorted(world["host"].split(".")[0] for world in found) == ["node0", "node1", "node2"]
     for world in found:
@@ -261,7 +257,7 @@ def test_nodes_know_each_other_by_name_and_nobody_else(inside: Inside, first: st
         assert not first or world["users"] == 1
 
 
-def test_the_machine_itself_stays_as_it_was(inside: Inside) -> None:
+def test_the_machine_itself_stays_as_it_was(inside) -> None:
     def state() -> tuple[object, ...]:
         links = sorted(path.name for path in Path("/sys/class/net").iterdir())
         return (
@@ -287,7 +283,7 @@ sys.exit(mounts.read_text() != before)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's mounts could come back to where they are shared")
-def test_what_is_mounted_for_the_nodes_is_not_seen_outside(links: None) -> None:
+def test_what_is_mounted_for_the_nodes_is_not_seen_outside(links) -> None:
     outer = ["unshare", "--mount", "--propagation", "shared", sys.executable, "-c", SHARED]
     done = subprocess.run(outer, env=code_environment(checkout()), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -69,12 +69,12 @@ class Printed:
 
 
 @pytest.fixture
-def printed(tmp_path: Path) -> Printed:
+def printed(tmp_path) -> Printed:
     return Printed(tmp_path / "s")
 
 
 @pytest.fixture
-def bench(printed: Printed, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def bench(printed, capsys) -> Callable[..., tuple[int, str, str]]:
     """`bench COMMAND STUDY ...`: exit code, stdout without the study's path, stderr."""
 
     def call(command: str, *arguments: str) -> tuple[int, str, str]:
@@ -86,12 +86,7 @@ def bench(printed: Printed, capsys: pytest.CaptureFixture[str]) -> Callable[...,
     return call
 
 
-Bench = Callable[..., tuple[int, str, str]]
-
-
-def test_everything_of_the_last_launch_is_printed_under_the_names_of_its_ranks(
-    printed: Printed, bench: Bench
-) -> None:
+def test_everything_of_the_last_launch_is_printed_under_the_names_of_its_ranks(printed, bench) -> None:
     printed.prints(printed.launch("l0"), 0, "of an earlier launch\n")
     launch = printed.launch()
     first = printed.prints(launch, 1, "one\n\x1b[31mred\n")
@@ -108,7 +103,7 @@ def test_everything_of_the_last_launch_is_printed_under_the_names_of_its_ranks(
     )
 
 
-def test_on_one_node_the_number_in_the_path_is_the_rank(tmp_path: Path) -> None:
+def test_on_one_node_the_number_in_the_path_is_the_rank(tmp_path) -> None:
     printed = Printed(tmp_path / "t", nodes=1)
     launch = printed.launch()
     printed.prints(launch, 1, "one\n", told=False)
@@ -116,7 +111,7 @@ def test_on_one_node_the_number_in_the_path_is_the_rank(tmp_path: Path) -> None:
     assert run(["logs", str(tmp_path / "t"), "--rank", "2"]) == 2
 
 
-def test_of_a_cell_it_is_what_each_rank_printed_in_its_last_run(printed: Printed, bench: Bench) -> None:
+def test_of_a_cell_it_is_what_each_rank_printed_in_its_last_run(printed, bench) -> None:
     first, second = printed.cells
     launch = printed.launch()
     for rank in (0, 1):
@@ -141,24 +136,20 @@ def test_of_a_cell_it_is_what_each_rank_printed_in_its_last_run(printed: Printed
         (("--cell", "mlp"), "'mlp' begins the ids of 2 cells"),
     ],
 )
-def test_what_is_not_there_is_named(
-    printed: Printed, bench: Bench, arguments: tuple[str, ...], words: str
-) -> None:
+def test_what_is_not_there_is_named(printed, bench, arguments, words) -> None:
     printed.launch()
     code, out, err = bench("logs", *arguments)
     assert (code, out) == (2, "")
     assert words in err
 
 
-def test_before_the_first_launch_it_says_so(printed: Printed, bench: Bench) -> None:
+def test_before_the_first_launch_it_says_so(printed, bench) -> None:
     assert bench("logs")[2].endswith("has begun; bench matrix starts some\n")
     code, _, err = bench("logs", "--cell", printed.cells[0])
     assert (code, f"{printed.cells[0]} has not been run yet" in err) == (2, True)
 
 
-def test_a_launch_is_followed_to_its_end_and_on_to_the_next(
-    printed: Printed, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launch_is_followed_to_its_end_and_on_to_the_next(printed, bench, monkeypatch) -> None:
     monkeypatch.setattr(logs, "POLL_S", 0.01)
     monkeypatch.setattr(logs, "NEXT_S", 0.5)
     seen: list[str] = []
@@ -196,7 +187,7 @@ def test_a_launch_is_followed_to_its_end_and_on_to_the_next(
     assert lines == ["first", "half a line", LEFT_OUT, "after it", "last", "the next launch"]
 
 
-def test_after_a_cut_it_is_known_again_which_run_the_next_words_are_of(tmp_path: Path) -> None:
+def test_after_a_cut_it_is_known_again_which_run_the_next_words_are_of(tmp_path) -> None:
     path = tmp_path / "stderr.log"
     file = OutputFile(path=path, rank=0, stream="stderr")
     first, second = (OutputTail(file, run_id) for run_id in ("a", "b"))
@@ -209,7 +200,7 @@ def test_after_a_cut_it_is_known_again_which_run_the_next_words_are_of(tmp_path:
     assert [list(tail.lines()) for tail in (first, second)] == [[], ["half a line"]]
 
 
-def test_a_line_of_five_megabytes_is_shown_by_its_ends(printed: Printed, bench: Bench) -> None:
+def test_a_line_of_five_megabytes_is_shown_by_its_ends(printed, bench) -> None:
     launch = printed.launch()
     cell = printed.cells[0]
     printed.prints(launch, 1, f"--- run l1-{cell}\n{'x' * 5_000_000}\nValueError: no\x1b[0m\n")
@@ -224,7 +215,7 @@ def test_a_line_of_five_megabytes_is_shown_by_its_ends(printed: Printed, bench: 
     assert len(bench("logs")[1]) < 5000
 
 
-def test_a_reader_that_has_enough_is_no_defect(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_has_enough_is_no_defect(printed, monkeypatch) -> None:
     def closed(self: Any, line: str) -> None:
         raise BrokenPipeError
 
@@ -235,7 +226,7 @@ def test_a_reader_that_has_enough_is_no_defect(printed: Printed, monkeypatch: py
     assert run(["logs", str(printed.study.root)]) == 141
 
 
-def test_json_keeps_what_was_said(printed: Printed, bench: Bench) -> None:
+def test_json_keeps_what_was_said(printed, bench) -> None:
     launch = printed.launch()
     printed.ends(launch, reason="\x1b[2J\u202egone")
     shown = bench("status")[1]

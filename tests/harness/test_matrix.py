@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from results.store import Study
 
 QUICK = ("--device", "cpu", "--batch-size", "8", "--budget", "0")
-Small = tuple[Study, subprocess.CompletedProcess[str]]
-Bench = Callable[..., Any]
 
 
 def _runs(study: Study) -> dict[str, list[list[dict[str, object]]]]:
@@ -27,7 +22,7 @@ def _runs(study: Study) -> dict[str, list[list[dict[str, object]]]]:
     return cells
 
 
-def test_the_matrix_ends_well_with_its_headline_and_the_report(small_study: Small) -> None:
+def test_the_matrix_ends_well_with_its_headline_and_the_report(small_study) -> None:
     study, done = small_study
     assert done.returncode == 0, done.stderr
     assert "serial-simulation" in done.stdout
@@ -35,7 +30,7 @@ def test_the_matrix_ends_well_with_its_headline_and_the_report(small_study: Smal
     assert (study.root / "report.html").read_text().startswith("<!DOCTYPE html>")
 
 
-def test_every_cell_has_its_repeats_and_every_run_its_ranks(small_study: Small) -> None:
+def test_every_cell_has_its_repeats_and_every_run_its_ranks(small_study) -> None:
     study, _ = small_study
     cells = _runs(study)
     # single at 32 (weak) and 64 (strong on one rank); ddp at 32 (weak, and strong on two): 3 cells.
@@ -45,7 +40,7 @@ def test_every_cell_has_its_repeats_and_every_run_its_ranks(small_study: Small) 
     assert all(found == [1, 2] for found in repeats.values())
 
 
-def test_a_cell_is_proven_once_and_says_by_which_run(small_study: Small) -> None:
+def test_a_cell_is_proven_once_and_says_by_which_run(small_study) -> None:
     study, _ = small_study
     for runs in _runs(study).values():
         first, second = (ranks[0]["proof"] for ranks in runs)
@@ -54,7 +49,7 @@ def test_a_cell_is_proven_once_and_says_by_which_run(small_study: Small) -> None
         assert runs[0][0]["run_id"] in second["detail"]
 
 
-def test_the_table_agrees_with_hand_calculation_from_the_rank_files(small_study: Small) -> None:
+def test_the_table_agrees_with_hand_calculation_from_the_rank_files(small_study) -> None:
     study, _ = small_study
     with (study.root / "cells.csv").open(newline="") as file:
         rows = {row["cell_id"]: row for row in csv.DictReader(file)}
@@ -71,7 +66,7 @@ def test_the_table_agrees_with_hand_calculation_from_the_rank_files(small_study:
         assert float(rows[cell]["step_ns_high"]) == _close(max(step_times))
 
 
-def test_exposed_communication_agrees_with_hand_calculation(small_study: Small) -> None:
+def test_exposed_communication_agrees_with_hand_calculation(small_study) -> None:
     study, _ = small_study
     with (study.root / "runs.csv").open(newline="") as file:
         rows = {row["run_id"]: row for row in csv.DictReader(file)}
@@ -87,7 +82,7 @@ def test_exposed_communication_agrees_with_hand_calculation(small_study: Small) 
     assert checked == 2
 
 
-def test_replicas_end_equal_and_losses_fall_from_the_logarithm_of_ten(small_study: Small) -> None:
+def test_replicas_end_equal_and_losses_fall_from_the_logarithm_of_ten(small_study) -> None:
     study, _ = small_study
     for runs in _runs(study).values():
         for ranks in runs:
@@ -96,7 +91,7 @@ def test_replicas_end_equal_and_losses_fall_from_the_logarithm_of_ten(small_stud
             assert losses[-1] < losses[0] < 3.5
 
 
-def test_the_same_command_again_finds_nothing_to_do(small_study: Small, bench_in: Bench) -> None:
+def test_the_same_command_again_finds_nothing_to_do(small_study, bench_in) -> None:
     study, _ = small_study
     before = sorted(path.name for path in study.root.glob("cells/*/*/rank-*.json"))
     again = bench_in(study.root.parent)(
@@ -110,7 +105,7 @@ def test_the_same_command_again_finds_nothing_to_do(small_study: Small, bench_in
     assert len(study.plan_paths()) == 1
 
 
-def test_the_plan_on_disk_is_what_a_dry_run_shows(small_study: Small, bench_in: Bench) -> None:
+def test_the_plan_on_disk_is_what_a_dry_run_shows(small_study, bench_in) -> None:
     study, _ = small_study
     shown = bench_in(study.root.parent)(
         "matrix", "--workload", "mlp", "--batch-size", "32", "--gpus", "1..2", "--device", "cpu", "--budget",
@@ -125,7 +120,7 @@ def test_the_plan_on_disk_is_what_a_dry_run_shows(small_study: Small, bench_in: 
     assert not (Path(study.root.parent) / "runs").exists()
 
 
-def test_status_show_and_collect_tell_the_same_story(small_study: Small, bench_in: Bench) -> None:
+def test_status_show_and_collect_tell_the_same_story(small_study, bench_in) -> None:
     study, _ = small_study
     bench, root = bench_in(study.root.parent), str(study.root)
     assert bench("status", root).code == 0
@@ -141,9 +136,7 @@ def _close(value: float) -> object:
 
 
 @pytest.mark.slow
-def test_several_settings_are_run_beside_each_other_and_told_apart(
-    bench: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_several_settings_are_run_beside_each_other_and_told_apart(bench, tmp_path) -> None:
     # A CPU without instructions for bfloat16 takes seconds for a step of a large batch.
     small = ("--gpus", "1", "--strategy", "single", "--batch-size", "4", "--repeats", "1")
     call = ("matrix", "--workload", "mlp", *small, *QUICK)

@@ -45,7 +45,7 @@ LIMIT_MB = 200
 
 
 @pytest.fixture(scope="module")
-def limited(tmp_path_factory: pytest.TempPathFactory) -> Study:
+def limited(tmp_path_factory) -> Study:
     folder = tmp_path_factory.mktemp("limited")
     (folder / "models.py").write_text(MODELS)
     arguments = [
@@ -65,17 +65,15 @@ def _run(study: Study, strategy: str) -> RunResult:
     return run
 
 
-def test_what_keeps_whole_replicas_runs_out_of_memory(limited: Study) -> None:
+def test_what_keeps_whole_replicas_runs_out_of_memory(limited) -> None:
     run = _run(limited, "ddp")
     assert run.outcome is Outcome.OUT_OF_MEMORY, run.reason
-    assert run.reason is not None
     assert "can't allocate memory" in run.reason
 
 
-def test_shards_of_it_train_under_the_same_limit_and_are_proven(limited: Study) -> None:
+def test_shards_of_it_train_under_the_same_limit_and_are_proven(limited) -> None:
     run = _run(limited, "fsdp")
     assert run.outcome is Outcome.OK, run.reason
-    assert run.proof is not None
     assert (run.proof.method, run.proof.passed) == ("serial-simulation", True)
     # A rank's part of the state, and with libraries that were loaded meanwhile less than a replica's.
     assert run.rss_over_idle_bytes is not None

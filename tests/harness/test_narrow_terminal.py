@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 
 from harness.cli import run
 from harness.worker.check_report import CheckReport, StrategyWord
-from results.store import Study
 
-Small = tuple[Study, subprocess.CompletedProcess[str]]
 WIDTH = 80
 REPORT = CheckReport(
     module="Cancelling",
@@ -58,12 +54,7 @@ def rows_of_words(out: str) -> list[str]:
     ],
     ids=" ".join,
 )
-def test_every_line_fits_and_has_the_words_of_a_wide_terminal(
-    call: list[str],
-    small_study: Small,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_every_line_fits_and_has_the_words_of_a_wide_terminal(call, small_study, monkeypatch, capsys) -> None:
     monkeypatch.setattr("harness.cli.check.check", lambda request: REPORT)
     monkeypatch.setattr("harness.cli.doctor.warnings", lambda device: ["the machine was busy " * 6])
     root = small_study[0].root

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -41,9 +41,7 @@ def _launch(nodes: int, gpus_per_node: int, threads: int = 1) -> Launch:
         (2, 1, 2, [0, 1, 2], [[0, 1, 2]] * 2),
     ],
 )
-def test_nodes_have_cores_of_their_own_where_they_are_enough(
-    nodes: int, ranks: int, threads: int, cores: list[int], expected: Sequence[Sequence[int]]
-) -> None:
+def test_nodes_have_cores_of_their_own_where_they_are_enough(nodes, ranks, threads, cores, expected) -> None:
     assert shares(_launch(nodes, ranks, threads), cores) == expected
 
 
@@ -66,7 +64,6 @@ def agents() -> Iterator[Callable[..., Agents]]:
             shell = ["sh", "-c", command.replace("BEGUN", "echo; exec")]
             started.append(subprocess.Popen(shell, stdout=subprocess.PIPE))
             if "BEGUN" in command:
-                assert started[-1].stdout is not None
                 assert started[-1].stdout.readline() == b"\n"
         return started
 
@@ -76,9 +73,7 @@ def agents() -> Iterator[Callable[..., Agents]]:
         process.communicate()
 
 
-def test_all_are_waited_for_and_the_worst_code_is_told(
-    agents: Callable[..., Agents], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_are_waited_for_and_the_worst_code_is_told(agents, capsys) -> None:
     assert outlast(agents("exit 0", "sleep 0.3"), lambda: False) == 0
     assert outlast(agents("exit 1", "exit 3", "exit 2"), lambda: False) == 3
     assert capsys.readouterr().out == ""
@@ -87,9 +82,7 @@ def test_all_are_waited_for_and_the_worst_code_is_told(
     assert capsys.readouterr().out == "torchrun was killed by SIGKILL\n"
 
 
-def test_a_bad_end_gives_the_others_a_while_and_no_more(
-    agents: Callable[..., Agents], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_end_gives_the_others_a_while_and_no_more(agents, monkeypatch, capsys) -> None:
     monkeypatch.setattr(nodes, "PATIENCE_S", 3.0)
     reports, waits, bad = agents("sleep 0.3; exit 7", "BEGUN sleep 600", "exit 1")
     began = time.monotonic()
@@ -100,9 +93,7 @@ def test_a_bad_end_gives_the_others_a_while_and_no_more(
     assert capsys.readouterr().out == ""
 
 
-def test_who_is_asked_to_stop_and_does_not_is_killed(
-    agents: Callable[..., Agents], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_asked_to_stop_and_does_not_is_killed(agents, monkeypatch) -> None:
     monkeypatch.setattr(nodes, "GRACE_S", 2.0)
     monkeypatch.setattr(nodes, "PATIENCE_S", 300.0)
     willing, deaf = agents("BEGUN sleep 600", "trap '' TERM; BEGUN sleep 600")
@@ -131,9 +122,7 @@ sys.exit(nodes.main())
 """
 
 
-def test_a_user_can_start_a_torchrun_on_every_node_and_each_inherits_the_lock(
-    links: None, tmp_path: Path
-) -> None:
+def test_a_user_can_start_a_torchrun_on_every_node_and_each_inherits_the_lock(links, tmp_path) -> None:
     path = Study(tmp_path).add_launch(_launch(3, 1))
     lock_seen, lock = os.pipe()
     done = subprocess.run(
@@ -170,9 +159,7 @@ def fresh_trial() -> Iterator[None]:
         (("-c", "import os; os.kill(os.getpid(), 9)"), "making two virtual nodes ended with -9"),
     ],
 )
-def test_what_stands_in_the_way_of_links_is_told(
-    monkeypatch: pytest.MonkeyPatch, trial: tuple[str, ...], reason: str | None
-) -> None:
+def test_what_stands_in_the_way_of_links_is_told(monkeypatch, trial, reason) -> None:
     monkeypatch.setattr(preflight, "LINK_TRIAL", trial)
     assert link_obstacle() == reason
     monkeypatch.setattr(preflight, "LINK_TRIAL", ("-c", "1 / 0"))
@@ -209,7 +196,7 @@ except virtual_network.MachineError as error:
         (("kernel", "tc"), "CONFIG_NET_SCH_TBF"),
     ],
 )
-def test_each_thing_that_is_missing_has_its_word(links: None, what: tuple[str, str], words: str) -> None:
+def test_each_thing_that_is_missing_has_its_word(links, what, words) -> None:
     done = subprocess.run(
         [sys.executable, "-c", MISSING, *what],
         env=code_environment(checkout()),

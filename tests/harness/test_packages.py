@@ -37,7 +37,7 @@ PLAIN, OTHER = a_cell(), a_cell(strategy="elsewhere:speed=3")
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def module(tmp_path, monkeypatch) -> Iterator[Path]:
     """The module of a package that adds a strategy and a kind of study."""
     points = {"bench.strategies": {"elsewhere": "elsewhere:Facts"}, "bench.kinds": {"far": "elsewhere:FAR"}}
     install(tmp_path, "a-package", points, version="2.1")
@@ -52,7 +52,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     forget_packages()
 
 
-def test_a_cell_has_the_code_that_it_uses_and_no_other(module: Path) -> None:
+def test_a_cell_has_the_code_that_it_uses_and_no_other(module) -> None:
     (code,) = packages_of([PLAIN, OTHER]).values()
     assert code.startswith("a-package 2.1 ")
     assert packages_of([OTHER]) == {"strategy elsewhere": code}
@@ -60,7 +60,7 @@ def test_a_cell_has_the_code_that_it_uses_and_no_other(module: Path) -> None:
     assert with_packages(CODE, [PLAIN]) == CODE
 
 
-def test_a_plan_and_a_launch_have_the_code_of_the_kind_that_they_order(module: Path) -> None:
+def test_a_plan_and_a_launch_have_the_code_of_the_kind_that_they_order(module) -> None:
     far = Order(kind="far")
     (code,) = packages_of([OTHER]).values()
     assert packages_of([PLAIN], far, None) == {"kind far": code}
@@ -85,9 +85,7 @@ class Facts(StrategyFacts):
 """
 
 
-def test_the_code_of_an_extension_with_an_engine_is_the_same_before_and_after_its_import(
-    module: Path,
-) -> None:
+def test_the_code_of_an_extension_with_an_engine_is_the_same_before_and_after_its_import(module) -> None:
     module.write_text(ENGINE)
     cell = a_cell(strategy="elsewhere")
     planned = packages_of([cell])
@@ -96,7 +94,7 @@ def test_the_code_of_an_extension_with_an_engine_is_the_same_before_and_after_it
     assert packages_of([cell]) == planned
 
 
-def test_what_was_edited_after_the_plan_is_not_run(module: Path) -> None:
+def test_what_was_edited_after_the_plan_is_not_run(module) -> None:
     planned = with_packages(CODE, [PLAIN, OTHER])
     require_planned_packages(planned, [OTHER])
     module.write_text("edited = True\n")
@@ -110,14 +108,12 @@ def test_what_was_edited_after_the_plan_is_not_run(module: Path) -> None:
         require_planned_packages(CODE, [OTHER])
 
 
-def test_conditions_have_the_code_of_other_packages(module: Path) -> None:
+def test_conditions_have_the_code_of_other_packages(module) -> None:
     assert Conditions.elsewhere(with_packages(CODE, [OTHER])).packages == packages_of([OTHER])
     assert Conditions.here(CODE).packages == {}
 
 
-def test_the_users_commit_is_that_of_the_folder_that_a_plan_reads_files_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_users_commit_is_that_of_the_folder_that_a_plan_reads_files_from(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("BENCH_COMMIT", raising=False)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):

@@ -66,12 +66,7 @@ class Scene:
 
 
 @pytest.fixture
-def scene(
-    bench_in: Callable[..., Bench],
-    faulty_model: Callable[..., tuple[str, ...]],
-    expected: Figures,
-    tmp_path: Path,
-) -> Iterator[Scene]:
+def scene(bench_in, faulty_model, expected, tmp_path) -> Iterator[Scene]:
     scene = Scene(bench_in(tmp_path), faulty_model, expected)
     yield scene
     for process in scene.bench.processes():
@@ -87,7 +82,7 @@ def _no_nohup() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_no_nohup")
-def test_who_asks_it_to_end_or_gives_it_no_time_gets_its_workers_ended_and_can_go_on(scene: Scene) -> None:
+def test_who_asks_it_to_end_or_gives_it_no_time_gets_its_workers_ended_and_can_go_on(scene) -> None:
     process = scene.start("wait")
     # The laws of launchers have SIGTERM, and tests of `bench network` SIGINT.
     process.send_signal(signal.SIGHUP)
@@ -105,7 +100,7 @@ def test_who_asks_it_to_end_or_gives_it_no_time_gets_its_workers_ended_and_can_g
     scene.finish()
 
 
-def test_nothing_outlives_a_killed_bench_and_the_same_command_goes_on(scene: Scene) -> None:
+def test_nothing_outlives_a_killed_bench_and_the_same_command_goes_on(scene) -> None:
     """Not even a daemon that the workload has made, which hears no SIGTERM."""
     process = scene.start("daemon", "kill bench", "wait")
     process.communicate()
@@ -139,7 +134,7 @@ if os.environ.get("RANK") == "1" and LEFT.exists():
 """Rank 1 does this as soon as its Python starts: the next word of the file `startup`."""
 
 
-def test_a_death_or_a_hang_in_start_up_costs_the_first_cell_and_the_campaign_goes_on(scene: Scene) -> None:
+def test_a_death_or_a_hang_in_start_up_costs_the_first_cell_and_the_campaign_goes_on(scene) -> None:
     folder = scene.bench.folder
     (folder / "sitecustomize.py").write_text(STARTUP)
     (folder / "startup").write_text("SIGSEGV hang")
@@ -163,9 +158,7 @@ def test_a_death_or_a_hang_in_start_up_costs_the_first_cell_and_the_campaign_goe
     assert "2 of 3 runs to do" in again.stdout
 
 
-def test_want_of_memory_in_start_up_has_its_name_and_the_campaign_goes_on(
-    scene: Scene, memory_group: Callable[[int], list[str]]
-) -> None:
+def test_want_of_memory_in_start_up_has_its_name_and_the_campaign_goes_on(scene, memory_group) -> None:
     folder = scene.bench.folder
     (folder / "sitecustomize.py").write_text(STARTUP)
     (folder / "startup").write_text("exhaust")
@@ -180,7 +173,7 @@ def test_want_of_memory_in_start_up_has_its_name_and_the_campaign_goes_on(
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path) -> Iterator[Path]:
     """A separate disk below the test's folder, a little larger than a study asks for."""
     path = tmp_path / "study"
     path.mkdir()
@@ -192,9 +185,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
-def test_a_disk_that_fills_up_is_named_and_with_room_the_same_command_goes_on(
-    scene: Scene, disk: Path
-) -> None:
+def test_a_disk_that_fills_up_is_named_and_with_room_the_same_command_goes_on(scene, disk) -> None:
     done = scene.bench.run(*scene.call(f"fill {disk}"))
     assert done.code == 1
     assert "free some space" in done.stderr
@@ -206,7 +197,7 @@ def test_a_disk_that_fills_up_is_named_and_with_room_the_same_command_goes_on(
 
 
 @pytest.mark.long
-def test_two_commands_at_once_do_the_work_once(scene: Scene) -> None:
+def test_two_commands_at_once_do_the_work_once(scene) -> None:
     call = scene.call()
     both = [scene.bench.start(*call) for _ in range(2)]
     errors = [process.communicate()[1] for process in both]
@@ -241,7 +232,7 @@ time.time, datetime.datetime = shifted, Shifted
 
 
 @pytest.fixture
-def clock(tmp_path: Path) -> dict[str, str]:
+def clock(tmp_path) -> dict[str, str]:
     """Variables under which every Python's time of day is off by the seconds in the file `clock`.
 
     The monotonic clock and the times of files stay what they are, as on a host whose clock is set.
@@ -253,7 +244,7 @@ def clock(tmp_path: Path) -> dict[str, str]:
 
 
 def test_a_rank_that_others_wait_for_is_named_with_its_stack_and_its_collectives_whatever_the_clock(
-    scene: Scene, clock: dict[str, str]
+    scene, clock
 ) -> None:
     model = scene.call("hang")
     with (scene.bench.folder / "fault").open("a") as faults:
@@ -262,7 +253,6 @@ def test_a_rank_that_others_wait_for_is_named_with_its_stack_and_its_collectives
     assert done.code == 1
     # What was timed by the monotonic clock does not show that the clock was set back.
     (result,) = scene.bench.named("-b4-")
-    assert result.step_ns is not None
     assert 0 < result.step_ns.value < 1e9
     (failed,) = scene.bench.named("-b8-")
     assert failed.outcome is Outcome.HUNG, failed.reason

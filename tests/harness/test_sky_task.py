@@ -40,7 +40,7 @@ exec sh -c "$*"
 
 
 @pytest.mark.skipif(SKY is None, reason="SKY_PYTHON names no interpreter that has skypilot")
-def test_skypilot_takes_the_task_and_refuses_a_wrong_one(tmp_path: Path) -> None:
+def test_skypilot_takes_the_task_and_refuses_a_wrong_one(tmp_path) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(TASK.read_text().replace("use_spot:", "spot:"))
     codes = [
@@ -53,7 +53,7 @@ def test_skypilot_takes_the_task_and_refuses_a_wrong_one(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_two_nodes_measure_a_study_that_the_next_machines_resume(tmp_path: Path) -> None:
+def test_two_nodes_measure_a_study_that_the_next_machines_resume(tmp_path) -> None:
     bucket, home = tmp_path / "results", tmp_path / "home"
     for name in ("results", "home/bench-venv/bin", "bin", "site"):
         (tmp_path / name).mkdir(parents=True)

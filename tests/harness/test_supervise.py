@@ -34,7 +34,7 @@ def _supervisor(folder: Path, launch: Launch, starter: Starter) -> Supervisor:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_that_comes_while_a_launch_is_ended_is_heard_after_its_attempt_is_written(
-    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number, tmp_path, monkeypatch
 ) -> None:
     """Node 1 leaves; the shell takes its time to end when it is asked to, and meanwhile the signal comes."""
     monkeypatch.setattr(supervise, "PATIENCE_S", 0.0)
@@ -59,7 +59,7 @@ def test_a_signal_that_comes_while_a_launch_is_ended_is_heard_after_its_attempt_
     assert study.attempts()["r"].stopped_by == "node 1: its pod was asked to end"
 
 
-def test_a_run_that_another_rank_has_begun_before_rank_0_ends_as_the_launch_does(tmp_path: Path) -> None:
+def test_a_run_that_another_rank_has_begun_before_rank_0_ends_as_the_launch_does(tmp_path) -> None:
     """Rank 0 has recorded the first run; rank 1 has made the folder of the second when Ctrl-C comes."""
     study = Study(tmp_path)
     slots = [Slot(cell_id=cell, run_id=f"run-{cell}", repeat=1) for cell in "abc"]
@@ -87,7 +87,7 @@ def test_a_run_that_another_rank_has_begun_before_rank_0_ends_as_the_launch_does
     assert attempt.reasons == {"run-b": "interrupted by the user"}
 
 
-def test_no_worker_outlives_its_launch(tmp_path: Path) -> None:
+def test_no_worker_outlives_its_launch(tmp_path) -> None:
     """A worker in its own session, which its torchrun leaves behind when it is asked to end."""
     pid, deadline = tmp_path / "pid", Deadline(None, "")
 
@@ -111,9 +111,7 @@ def _lives(pid: int) -> bool:
         return False
 
 
-def test_ranks_have_a_while_to_find_out_that_a_node_has_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_have_a_while_to_find_out_that_a_node_has_left(tmp_path, monkeypatch) -> None:
     launch = a_launch(nodes=12)
     folder = tmp_path / "launches" / launch.launch_id
     folder.mkdir(parents=True)
@@ -137,7 +135,7 @@ def test_ranks_have_a_while_to_find_out_that_a_node_has_left(
 
 @pytest.mark.parametrize("speaks", [True, False])
 def test_a_rank_that_speaks_while_its_last_words_are_awaited_has_not_hung(
-    speaks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    speaks, tmp_path, monkeypatch
 ) -> None:
     launch = msgspec.structs.replace(a_launch(), silence_s=10.0)
     folder = tmp_path / "launches" / launch.launch_id
@@ -173,7 +171,7 @@ FULL = "OSError: [Errno 28] No space left on device"
     ],
 )
 def test_a_rank_that_could_not_record_that_the_disk_was_full_has_said_so_in_its_log(
-    event: str, outcome: Outcome, reason: str, tmp_path: Path
+    event, outcome, reason, tmp_path
 ) -> None:
     launch = a_launch()
     log = rank_log_path(tmp_path / "launches" / launch.launch_id, 0)
@@ -184,9 +182,7 @@ def test_a_rank_that_could_not_record_that_the_disk_was_full_has_said_so_in_its_
     assert attempt.reasons["r"].startswith(reason)
 
 
-def test_ranks_are_silent_from_the_moment_that_the_scheduler_starts_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_are_silent_from_the_moment_that_the_scheduler_starts_them(tmp_path, monkeypatch) -> None:
     launch = msgspec.structs.replace(a_launch(), silence_s=10.0)
     agent, later = tmp_path / "launches" / launch.launch_id / "agent-0.log", tmp_path / "later"
     monkeypatch.setattr(supervise, "LOOK_S", 0.0)
@@ -209,7 +205,7 @@ class Impatient(Shell):
 BUSY = "Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)"
 
 
-def test_a_step_that_is_not_created_is_given_up_before_a_launch_that_says_nothing_is(tmp_path: Path) -> None:
+def test_a_step_that_is_not_created_is_given_up_before_a_launch_that_says_nothing_is(tmp_path) -> None:
     launch = msgspec.structs.replace(a_launch(), silence_s=600.0)
     attempt, _ = _supervisor(tmp_path, launch, Impatient(f"echo 'srun: {BUSY}'; sleep 600")).run()
     reason = f"the scheduler started no process within 1 s: {BUSY}"
@@ -218,7 +214,7 @@ def test_a_step_that_is_not_created_is_given_up_before_a_launch_that_says_nothin
 
 
 @pytest.mark.parametrize("says", ["echo", f"echo 'srun: {BUSY}'; echo 'srun: Step created for job 7'"])
-def test_a_launch_whose_image_is_fetched_has_the_time_of_a_silent_one(says: str, tmp_path: Path) -> None:
+def test_a_launch_whose_image_is_fetched_has_the_time_of_a_silent_one(says, tmp_path) -> None:
     launch = msgspec.structs.replace(a_launch(), silence_s=4.0)
     attempt, _ = _supervisor(tmp_path, launch, Impatient(f"{says}; sleep 600")).run()
     assert attempt.stopped_by == "the scheduler started no process within 4 s: it has not said why"
@@ -252,9 +248,7 @@ WITHOUT_NOTICE = "the scheduler says that the node n2 failed"
         ("", None, f"before any cell began: {WITHOUT_NOTICE}"),
     ],
 )
-def test_a_job_whose_node_failed_starts_no_other_launch(
-    begins: str, notice: Ending | None, reason: str, tmp_path: Path
-) -> None:
+def test_a_job_whose_node_failed_starts_no_other_launch(begins, notice, reason, tmp_path) -> None:
     with pytest.raises(Interrupted) as ended:
         _supervisor(tmp_path, a_launch(), NodeFailed(begins, notice)).run()
     assert ended.value.stopped.outcome is Outcome.NODE_FAILED
@@ -262,9 +256,7 @@ def test_a_job_whose_node_failed_starts_no_other_launch(
     assert (attempt.outcomes, attempt.reasons) == ({"r": Outcome.NODE_FAILED}, {"r": reason})
 
 
-def test_ranks_that_are_silent_because_their_node_failed_did_not_hang(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_are_silent_because_their_node_failed_did_not_hang(tmp_path, monkeypatch) -> None:
     supervisor = _supervisor(tmp_path, a_launch(), NodeFailed(""))
     hung = Ending(Outcome.HUNG, "no rank said anything for 900 s")
 
@@ -310,7 +302,7 @@ class Refused(Shell):
     ],
 )
 def test_a_launch_that_is_refused_because_the_job_is_over_waits_for_the_reason(
-    starter: Refused, outcome: Outcome, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    starter, outcome, words, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr(supervise, "NOTICE_S", 0.5)
     with pytest.raises(Interrupted):

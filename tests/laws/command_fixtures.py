@@ -30,7 +30,7 @@ def command(*arguments: str) -> list[str]:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
+def bench(tmp_path) -> Bench:
     """Run `bench` in the test's own folder; returns the finished process."""
 
     def run(*arguments: str, cwd: Path = tmp_path) -> subprocess.CompletedProcess[str]:
@@ -46,7 +46,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 @pytest.fixture(scope="session")
-def small_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, subprocess.CompletedProcess[str]]:
+def small_study(tmp_path_factory) -> tuple[Study, subprocess.CompletedProcess[str]]:
     """A real study, run once: the MLP alone and data-parallel, weak and strong, two repeats."""
     folder = tmp_path_factory.mktemp("small")
     arguments = ["matrix", "--workload", "mlp", "--batch-size", "32", "--gpus", "1..2", *QUICK]
@@ -71,7 +71,7 @@ def links() -> None:
 
 
 @pytest.fixture
-def no_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_tensorboard(tmp_path, monkeypatch) -> None:
     """No tensorboard is installed, and the test has a folder for its own files."""
     monkeypatch.chdir(tmp_path)
     real = util.find_spec

@@ -6,25 +6,19 @@ what its section shows; `words` are put where others choose the text, such as na
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+
+from packages import module_at
 
 from reports.analysis.study import StudyFigures
 
 FEATURES = Path(__file__).parents[1] / "features"
 
 
-def figures_of_features() -> Iterator[tuple[str, ModuleType]]:
+def figures_of_features() -> list[tuple[str, ModuleType]]:
     """Name and module of each `figures.py`."""
-    for file in sorted(FEATURES.glob("*/figures.py")):
-        spec = importlib.util.spec_from_file_location(f"figures_of_{file.parent.name}", file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        yield file.parent.name, module
+    return [(file.parent.name, module_at(file)) for file in sorted(FEATURES.glob("*/figures.py"))]
 
 
 def with_features(study: StudyFigures, words: str) -> StudyFigures:

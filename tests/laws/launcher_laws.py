@@ -20,7 +20,7 @@ from harness.cli import run
 from harness.launchers.launcher import JobLauncher, Launcher
 from harness.launchers.registry import launcher, launchers
 from harness.plan.expand import expand
-from harness.plan.launchers import launcher_entry
+from harness.plan.launchers import OWN, added_launchers, launcher_help
 from harness.plan.study_file import BY_NAME, StudyFile
 from results.job_store import JobStore
 from results.outcome import Outcome
@@ -65,7 +65,7 @@ class LauncherLaws:
         return [str(Path(sys.executable).with_name("bench"))]
 
     @pytest.fixture(autouse=True)
-    def _folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _folder(self, tmp_path, monkeypatch) -> None:
         self.folder = tmp_path
         self.variables = {}
         monkeypatch.chdir(tmp_path)
@@ -111,14 +111,15 @@ class LauncherLaws:
 
     def test_its_facts_are_whole(self) -> None:
         assert self.launcher.name == self.name
-        assert launcher_entry(self.name).help.strip()
+        assert launcher_help()[self.name].strip()
         assert self.launcher.options <= BY_NAME.keys()
         assert (self.launcher.site_file is not None) == ("site" in self.launcher.options)
         offer = self.launcher.offer()
         assert offer is None or f"--launcher {self.name}" in offer
 
     def test_it_is_imported_without_torch(self) -> None:
-        module = launcher_entry(self.name).home.partition(":")[0]
+        home = OWN[self.name].place if self.name in OWN else added_launchers()[self.name].point.value
+        module = home.partition(":")[0]
         code = f"import sys, {module}; assert 'torch' not in sys.modules"
         subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, **self.variables})
 
@@ -167,7 +168,7 @@ class LauncherLaws:
         assert all(result.ranks_present == result.ranks_expected for result in results)
         # The cells of a study are the same whoever runs it.
         [plan] = self.study.plans()
-        given = StudyFile(**WORK, **STEPS, gpus=self.gpus)  # type: ignore[arg-type]
+        given = StudyFile(**WORK, **STEPS, gpus=self.gpus)
         request = a_request(given, source_folder=self.folder)
         expected = expand(request, study="s", created_at="").cells
         assert [cell.id for cell in plan.cells] == [cell.id for cell in expected]
@@ -203,7 +204,7 @@ class CampaignLaws(LauncherLaws):
     def started(self, *arguments: str) -> Started:
         return Started([*self.command(), *arguments], self.folder, self.variables)
 
-    def until(self, condition, bench: psutil.Popen) -> None:  # type: ignore[no-untyped-def]
+    def until(self, condition, bench: psutil.Popen) -> None:
         """Wait for a condition, as long as `bench` runs."""
         end = time.monotonic() + PATIENCE_S
         while not condition():
@@ -247,7 +248,7 @@ class JobLaws(LauncherLaws):
     def idle(self) -> None:
         """A cluster that takes jobs and starts none: without one, nobody starts any."""
 
-    def test_a_plan_whose_points_are_all_skipped_has_no_jobs(self, idle: None) -> None:
+    def test_a_plan_whose_points_are_all_skipped_has_no_jobs(self, idle) -> None:
         # Data parallelism on one worker is a skip.
         for done in (self.call(gpus="1", strategy="ddp", dry_run=True), self.call(gpus="1", strategy="ddp")):
             said = done.out + done.errors
@@ -257,7 +258,7 @@ class JobLaws(LauncherLaws):
             assert "defect" not in said
         assert self.starts() == set()
 
-    def test_jobs_hold_their_cells_until_they_are_cancelled(self, idle: None) -> None:
+    def test_jobs_hold_their_cells_until_they_are_cancelled(self, idle) -> None:
         assert isinstance(self.launcher, JobLauncher)
         assert self.call(gpus="1").code == 0
         store = JobStore(self.study.root)
@@ -279,7 +280,7 @@ class JobLaws(LauncherLaws):
         assert self.call(gpus="1").code == 0
         assert len(store.jobs()) == 2
 
-    def test_a_job_is_closed_without_asking_anybody(self, idle: None) -> None:
+    def test_a_job_is_closed_without_asking_anybody(self, idle) -> None:
         assert self.call(gpus="1").code == 0
         assert self.bench("cancel", "study", "--forget").out == "1 job closed\n"
         store = JobStore(self.study.root)

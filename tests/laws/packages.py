@@ -39,8 +39,6 @@ def first_on_the_path(folder: Path) -> str:
 def module_at(path: Path) -> ModuleType:
     """Run a file as a module, which its dataclasses look up by name."""
     spec = importlib.util.spec_from_file_location(f"loaded_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -10,7 +10,6 @@ from unittest.mock import patch
 from harness.worker.proof import proof
 
 Fields = dict[str, Any]
-Runs = Callable[..., list[Fields]]
 """Type of the fixtures `proofs` and `whole_runs`."""
 Planted = AbstractContextManager[object]
 

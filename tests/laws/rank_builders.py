@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -26,12 +27,28 @@ from results.outcome import Evidence
 from results.plan import Placement
 from results.store import Study
 from strategies import Trainer, TrainSettings
+from strategies.devices import Host
 
 Ranks = Callable[..., list[Any]]
 """The type of the fixture `ranks`."""
 CPU = torch.device("cpu")
 MS = 1_000_000
 """Nanoseconds."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Use one thread, as a rank on CPU does: in a file, or below a conftest, that has this name."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Queues(Host):
+    """The CPU, taken for a device whose calls return before their work is done."""
+
+    asynchronous = True
 
 
 def a_rank(rank: int = 0, size: int = 1) -> Rank:

@@ -104,7 +104,7 @@ def record_of() -> Callable[..., RankRecord]:
 
 
 @pytest.fixture
-def two(cell_of: Callable[..., Cell], record_of: Callable[..., RankRecord]) -> Callable[..., RunResult]:
+def two(cell_of, record_of) -> Callable[..., RunResult]:
     """Derives the run of two ranks: a field's value is for both, or a list with one a rank."""
 
     def run(cell: Cell | None = None, **fields: object) -> RunResult:
@@ -133,7 +133,7 @@ def derived(cell: Cell, records: Sequence[RankRecord], attempt: Attempt | None =
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path) -> Iterator[Path]:
     """A separate file system with room for 64 KiB; skips where it cannot be mounted."""
     folder = tmp_path / "disk"
     folder.mkdir()
@@ -147,7 +147,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def read_only_disk(small_disk: Path) -> Callable[[], Path]:
+def read_only_disk(small_disk) -> Callable[[], Path]:
     """Makes the small disk read-only, for root too, once the test has put there what it needs."""
 
     def freeze() -> Path:

@@ -353,7 +353,7 @@ def running_lab() -> Iterator[Lab]:
 
 
 @pytest.fixture
-def lab(running_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+def lab(running_lab, monkeypatch) -> Iterator[Lab]:
     """The cluster as a test wants it: this process's Slurm commands go to it, its nodes are idle."""
     for name, value in running_lab.environment.items():
         monkeypatch.setenv(name, value)

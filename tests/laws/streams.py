@@ -435,7 +435,7 @@ def _placing() -> Iterator[Any]:
         return _moved(tensor, [True], partial(move, tensor, "cpu", *arguments, **named))
 
     def device(tensor: Tensor) -> torch.device:
-        real: torch.device = place.__get__(tensor)  # type: ignore[attr-defined]
+        real: torch.device = place.__get__(tensor)
         return DEVICE if real == HOST and not SIMULATION.on_host(tensor) else real
 
     yield patch.object(Tensor, "to", to)
@@ -519,7 +519,7 @@ class Transfer:
                     raise UnorderedError(f"memory was given back before {self.name} was done with it")
 
 
-class StreamFuture(Future):  # type: ignore[type-arg]
+class StreamFuture(Future):
     """A future of a device: it is set when the values are queued, and who waits has his stream wait for
     theirs."""
 
@@ -551,7 +551,7 @@ class StreamFuture(Future):  # type: ignore[type-arg]
 
         super().add_done_callback(run)
 
-    def then(self, callback: Callable[[Any], Any]) -> StreamFuture:  # type: ignore[override]
+    def then(self, callback: Callable[[Any], Any]) -> StreamFuture:
         """A future of the device too, as the callback's values are."""
         following = StreamFuture()
 
@@ -560,7 +560,7 @@ class StreamFuture(Future):  # type: ignore[type-arg]
                 following.set_result(callback(future))
             except Exception as error:
                 # The border of the callback: who waits raises it.
-                following.set_exception(error)  # type: ignore[arg-type]
+                following.set_exception(error)
 
         self.add_done_callback(run)
         return following
@@ -608,7 +608,7 @@ class NcclLike(dist.ProcessGroup):
     open: ClassVar[weakref.WeakSet[NcclLike]] = weakref.WeakSet()
 
     def __init__(self, gloo: Any, rank: int, size: int) -> None:
-        super().__init__(rank, size)  # type: ignore[call-arg]
+        super().__init__(rank, size)
         self._gloo, self._rank, self._size = gloo, rank, size
         self._queues: dict[str, tuple[Stream, ThreadPoolExecutor]] = {}
         self._pending: list[Transfer] = []
@@ -633,7 +633,7 @@ class NcclLike(dist.ProcessGroup):
         return self._numbered
 
     @property
-    def group_name(self) -> str:  # type: ignore[override]
+    def group_name(self) -> str:
         return str(dist.distributed_c10d._world.pg_names.get(self, ""))
 
     def shutdown(self) -> None:
@@ -722,16 +722,16 @@ class NcclLike(dist.ProcessGroup):
 
         return self._issue(name, [tensor], [tensor], call, options=options)
 
-    def allreduce(self, tensors: list[Tensor], options: Any = None) -> dist.Work | None:  # type: ignore[override]
+    def allreduce(self, tensors: list[Tensor], options: Any = None) -> dist.Work | None:
         return self._in_place("allreduce", tensors, options)
 
-    def reduce(self, tensors: list[Tensor], options: Any = None) -> dist.Work | None:  # type: ignore[override]
+    def reduce(self, tensors: list[Tensor], options: Any = None) -> dist.Work | None:
         return self._in_place("reduce", tensors, options)
 
-    def broadcast(self, tensors: list[Tensor], options: Any = None) -> dist.Work | None:  # type: ignore[override]
+    def broadcast(self, tensors: list[Tensor], options: Any = None) -> dist.Work | None:
         return self._in_place("broadcast", tensors, options)
 
-    def allgather(  # type: ignore[override]
+    def allgather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None
     ) -> dist.Work | None:
         _require_one("allgather", inputs)
@@ -744,9 +744,7 @@ class NcclLike(dist.ProcessGroup):
             options=options,
         )
 
-    def _allgather_base(  # type: ignore[override]
-        self, output: Tensor, values: Tensor, options: Any = None
-    ) -> dist.Work | None:
+    def _allgather_base(self, output: Tensor, values: Tensor, options: Any = None) -> dist.Work | None:
         if output.numel() != self._size * values.numel() or output.dtype != values.dtype:
             raise NcclError("_allgather_base: the output must hold the values of all ranks")
         gather = self._gloo._allgather_base
@@ -758,11 +756,9 @@ class NcclLike(dist.ProcessGroup):
             options=options,
         )
 
-    all_gather_single = _allgather_base  # type: ignore[assignment]
+    all_gather_single = _allgather_base
 
-    def _reduce_scatter_base(  # type: ignore[override]
-        self, output: Tensor, values: Tensor, options: Any = None
-    ) -> dist.Work | None:
+    def _reduce_scatter_base(self, output: Tensor, values: Tensor, options: Any = None) -> dist.Work | None:
         if values.numel() != self._size * output.numel() or output.dtype != values.dtype:
             raise NcclError("_reduce_scatter_base: the values must have a part for each rank")
         gloo, operation, size = self._gloo, _operation(options), self._size
@@ -780,14 +776,14 @@ class NcclLike(dist.ProcessGroup):
 
         return self._issue("_reduce_scatter_base", [values], [output], call, options=options)
 
-    reduce_scatter_single = _reduce_scatter_base  # type: ignore[assignment]
+    reduce_scatter_single = _reduce_scatter_base
 
-    def alltoall_base(  # type: ignore[override]
+    def alltoall_base(
         self, output: Tensor, values: Tensor, *splits: list[int], options: Any = None
     ) -> dist.Work | None:
         exchange = self._gloo.alltoall_base
         if splits and not isinstance(splits[-1], list):
-            *splits, options = splits  # type: ignore[assignment]
+            *splits, options = splits
         return self._issue(
             "alltoall_base",
             [values],
@@ -796,7 +792,7 @@ class NcclLike(dist.ProcessGroup):
             options=options,
         )
 
-    def send(self, tensors: list[Tensor], to: int, tag: int) -> dist.Work | None:  # type: ignore[override]
+    def send(self, tensors: list[Tensor], to: int, tag: int) -> dist.Work | None:
         _require_one("send", tensors)
         send = self._gloo.send
         return self._issue(
@@ -807,7 +803,7 @@ class NcclLike(dist.ProcessGroup):
             queue=self._pair(to),
         )
 
-    def recv(self, tensors: list[Tensor], source: int, tag: int) -> dist.Work | None:  # type: ignore[override]
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> dist.Work | None:
         _require_one("recv", tensors)
         receive = self._gloo.recv
         return self._issue(

@@ -350,13 +350,13 @@ def _work(cell: Cell, timing: Timing) -> Work:
 
 
 @pytest.fixture
-def planted(tmp_path: Path) -> PlantedStudy:
+def planted(tmp_path) -> PlantedStudy:
     """An empty study on CPU, to be planted."""
     return PlantedStudy(tmp_path / "planted")
 
 
 @pytest.fixture
-def small(planted: PlantedStudy) -> PlantedStudy:
+def small(planted) -> PlantedStudy:
     """Weak and strong, single and ddp, three runs a cell, one failure and one skip; see the tests' sums."""
     weak_one = planted.series("weak", "single", [1], batch=8)[0]
     weak = planted.series("weak", "ddp", [2, 4, 8], batch=8)

@@ -6,29 +6,21 @@ import ast
 import importlib
 import json
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 
 import pytest
 from paths import paths_of_functions
+from sources import ROOT, sources
 
 from harness.features import FEATURES
 from results import schemas
 from results.schema import Schema
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.xdist_group("sources")
 HOME = "harness/features/"
 TABLE = HOME + "__init__.py"
-PACKAGES = ("harness", "reports", "results", "slurm", "strategies", "workloads")
 MOST_PATHS = 10
 WITH_MORE = 231
 """Functions of more than MOST_PATHS paths: a change may lower this number, and never raise it."""
-
-
-@cache
-def sources() -> dict[str, ast.Module]:
-    files = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
-    return {file.relative_to(ROOT).as_posix(): ast.parse(file.read_text()) for file in files}
 
 
 def imported(file: str) -> Iterator[str]:

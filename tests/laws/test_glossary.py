@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from sources import PACKAGES, ROOT, sources
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("harness", "reports", "results", "slurm", "strategies", "workloads")
+pytestmark = pytest.mark.xdist_group("sources")
 ALSO_COMMON = {"carried", "copy", "kept", "left", "memory", "method", "reference", "round", "task"}
 """Words of the third column that mean other things as well: a reader must judge them."""
 ALLOWED = {
@@ -78,10 +77,9 @@ def test_identifiers_use_the_words_of_the_glossary() -> None:
     words = [word for word in given_up() if word not in ALSO_COMMON]
     assert len(words) > 10
     found = {
-        (word, path.relative_to(ROOT).as_posix())
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("*.py")
-        for name in named(ast.parse(path.read_text(encoding="utf-8")))
+        (word, file)
+        for file, tree in sources().items()
+        for name in set(named(tree))
         for word in words
         if uses(word.replace("-", " "), name)
     }
@@ -94,7 +92,7 @@ def test_identifiers_use_the_words_of_the_glossary() -> None:
 
 
 @pytest.mark.parametrize("word", [word for word in given_up() if " " in word or "-" in word])
-def test_sentences_use_the_words_of_the_glossary(word: str) -> None:
+def test_sentences_use_the_words_of_the_glossary(word) -> None:
     if word in ALLOWED:
         pytest.skip("flags have this word")
     files = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -110,5 +108,5 @@ def test_sentences_use_the_words_of_the_glossary(word: str) -> None:
         ("world_size += 1", ["world size"]),
     ],
 )
-def test_what_the_law_sees(code: str, names: list[str]) -> None:
+def test_what_the_law_sees(code, names) -> None:
     assert list(named(ast.parse(code))) == names

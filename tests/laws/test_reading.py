@@ -4,13 +4,11 @@ may wait for ever at a FIFO, or fill the memory."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from sources import sources
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("results", "reports", "harness")
+pytestmark = pytest.mark.xdist_group("sources")
 EXCEPTIONS = {
     "results/files.py: open": "the guarded opening itself",
     "results/extensions.py: read_text": "metadata of an installed package, by importlib.metadata",
@@ -38,16 +36,15 @@ def opens_to_read(call: ast.Call) -> str | None:
     return None if modes and "r" not in modes[0] and "+" not in modes[0] else name
 
 
-def readers() -> Iterator[str]:
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Call) and (name := opens_to_read(node)) is not None:
-                    yield f"{path.relative_to(ROOT)}: {name}"
-
-
 def test_only_the_exceptions_open_a_file_to_read() -> None:
-    assert set(readers()) == set(EXCEPTIONS)
+    found = {
+        f"{file}: {name}"
+        for file, tree in sources().items()
+        if file.startswith(("results/", "reports/", "harness/"))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and (name := opens_to_read(node)) is not None
+    }
+    assert found == set(EXCEPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +59,6 @@ def test_only_the_exceptions_open_a_file_to_read() -> None:
         ("open(path, 'xb', opener=no_follow)", None),
     ],
 )
-def test_what_opens_to_read(text: str, name: str | None) -> None:
+def test_what_opens_to_read(text, name) -> None:
     [call] = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
     assert opens_to_read(call) == name

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.plan.launchers import own_launchers
+from harness.plan.launchers import OWN
 from reports.page.contents import SECTIONS
 from results.registry import load
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STRATEGIES
@@ -125,7 +125,7 @@ WANTED: dict[str, tuple[Iterable[str], dict[str, Has]]] = {
         },
     ),
     "launcher": (
-        [launcher.name for launcher in own_launchers()],
+        list(OWN),
         {"a word in the docs": mentioned("docs/clusters.md", "docs/guide.md")},
     ),
     "section": (

@@ -77,7 +77,7 @@ def measure(rounds: int) -> dict[str, dict[str, object]]:
         for enabled, key in ((True, "on"), (False, "off")):
             for compression, side in sides.items():
                 group.traffic.enabled = enabled
-                found[compression][key].append(side.exchange())  # type: ignore[attr-defined]
+                found[compression][key].append(side.exchange())
         group.traffic.enabled = True
     return found
 

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from pytest_benchmark.fixture import BenchmarkFixture
 from scipy.stats import binom, t
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -35,7 +34,6 @@ from workloads.gpt.model import build_gpt
 from workloads.workload import Workload
 
 Batches = Iterator[tuple[Tensor, Tensor]]
-Ranks = Callable[..., list[Any]]
 Quads = list[tuple[float, float]]
 """Seconds of two blocks of ours, and of two of the other side."""
 
@@ -159,7 +157,7 @@ def all_reduces(rank: int, collective: str, node_size: int, many: int) -> Quads:
 
 
 @pytest.fixture
-def compare(benchmark: BenchmarkFixture, ranks: Ranks, amount: Callable[..., int]) -> Callable[..., Quads]:
+def compare(benchmark, ranks, amount) -> Callable[..., Quads]:
     """`compare(100, 2, function, *arguments)` gives rank 0's 100 quads of `function` on 2 ranks."""
 
     def run(all_quads: int, size: int, function: Callable[..., Quads], *arguments: object) -> Quads:
@@ -173,7 +171,7 @@ def compare(benchmark: BenchmarkFixture, ranks: Ranks, amount: Callable[..., int
 
 
 @pytest.fixture
-def tell(benchmark: BenchmarkFixture) -> Callable[..., None]:
+def tell(benchmark) -> Callable[..., None]:
     def note(what: str, **found: object) -> None:
         benchmark.extra_info.update(found)
         print(f"\n{what}: {found}")
@@ -204,9 +202,7 @@ def about_the_mean(ratios: list[float]) -> dict[str, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", ["gpt-nano", "mlp"])
-def test_a_step_inside_the_harness_against_a_bare_loop(
-    compare: Callable[..., Quads], tell: Callable[..., None], workload: str
-) -> None:
+def test_a_step_inside_the_harness_against_a_bare_loop(compare, tell, workload) -> None:
     found = compare(100, 2, clocked_against_bare, workload, 3)
     tell(workload, **about_the_median(ratios_of(found)))
 
@@ -214,9 +210,7 @@ def test_a_step_inside_the_harness_against_a_bare_loop(
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize(("workload", "batch"), [("resnet18-32px", 8), ("gpt-nano", 4)])
-def test_scratch_ddp_against_torchs_ddp(
-    compare: Callable[..., Quads], tell: Callable[..., None], workload: str, batch: int
-) -> None:
+def test_scratch_ddp_against_torchs_ddp(compare, tell, workload, batch) -> None:
     found = compare(60, 2, scratch_ddp_against_ddp, workload, batch, 2)
     tell(workload, **about_the_median(ratios_of(found)))
 
@@ -233,9 +227,7 @@ def test_scratch_ddp_against_torchs_ddp(
         ("wide", "scratch-fsdp", "fsdp", 1),
     ],
 )
-def test_scratch_fsdp_against_torchs_fsdp(
-    compare: Callable[..., Quads], tell: Callable[..., None], model: str, ours: str, theirs: str, steps: int
-) -> None:
+def test_scratch_fsdp_against_torchs_fsdp(compare, tell, model, ours, theirs, steps) -> None:
     found = compare(40, 2, sharded_against_sharded, model, [ours, theirs], steps)
     step_ms = [float(np.median(side)) * 500 / steps for side in zip(*found, strict=True)]
     tell(f"{model}, {ours} against {theirs}", **about_the_mean(ratios_of(found)), step_ms=step_ms)
@@ -253,9 +245,7 @@ def test_scratch_fsdp_against_torchs_fsdp(
         ("hierarchical:via=leaders", 4, 2),
     ],
 )
-def test_all_reduces_of_25_mib_against_the_backend(
-    compare: Callable[..., Quads], tell: Callable[..., None], collective: str, size: int, node_size: int
-) -> None:
+def test_all_reduces_of_25_mib_against_the_backend(compare, tell, collective, size, node_size) -> None:
     # More ranks than cores are for information.
     ratios = ratios_of(compare(100, size, all_reduces, collective, node_size))
     names = ("lower_quartile", "median_ratio", "upper_quartile")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from packages import first_on_the_path, install
-from pytest_benchmark.fixture import BenchmarkFixture
 
 from results.extensions import GROUPS
 
@@ -18,10 +17,10 @@ PACKAGES = 20
 
 
 @pytest.mark.slow
-def test_help_with_packages_of_others(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+def test_help_with_packages_of_others(benchmark, tmp_path) -> None:
     """The modules of these names do not exist, as `--help` imports none of them."""
     for number in range(PACKAGES):
-        group = list(GROUPS)[number % len(GROUPS)]
+        group = list(GROUPS.values())[number % len(GROUPS)]
         install(tmp_path, f"elsewhere-{number}", {group: {f"name-{number}": f"elsewhere_{number}:Facts"}})
     command = [str(Path(sys.executable).with_name("bench")), "--help"]
     environment = {**os.environ, "PYTHONPATH": first_on_the_path(tmp_path)}

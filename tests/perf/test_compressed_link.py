@@ -11,12 +11,10 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pytest_benchmark.fixture import BenchmarkFixture
 
 from harness.launch.command import code_environment
 from harness.launch.preflight import link_obstacle
@@ -68,7 +66,7 @@ def _ratios(seconds: list[float], dense: list[float]) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_over_1_gbit_per_s(benchmark: BenchmarkFixture, amount: Callable[..., int]) -> None:
+def test_over_1_gbit_per_s(benchmark, amount) -> None:
     obstacle = link_obstacle()
     if obstacle is not None:
         pytest.skip(obstacle)
@@ -89,7 +87,7 @@ def test_over_1_gbit_per_s(benchmark: BenchmarkFixture, amount: Callable[..., in
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_over_loopback(benchmark: BenchmarkFixture, amount: Callable[..., int]) -> None:
+def test_over_loopback(benchmark, amount) -> None:
     found = benchmark.pedantic(over_loopback, (amount(ROUNDS, brief=1),), rounds=1)
     for compression, side in found.items():
         against = _ratios(side["on"], found["none"]["on"])

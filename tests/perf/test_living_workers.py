@@ -6,11 +6,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pytest_benchmark.fixture import BenchmarkFixture
 
 CELLS = 12
 
@@ -37,9 +35,7 @@ def _startup_s(folder: Path) -> float:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_cells_with_living_workers_and_with_a_launch_each(
-    benchmark: BenchmarkFixture, amount: Callable[..., int], tmp_path: Path
-) -> None:
+def test_cells_with_living_workers_and_with_a_launch_each(benchmark, amount, tmp_path) -> None:
     cells = amount(CELLS, brief=1)
     living = benchmark.pedantic(_wall_s, (tmp_path, cells, "launch"), rounds=1)
     separate = _wall_s(tmp_path, cells, "cell")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import cProfile
 import pstats
-from collections.abc import Callable
 
 import pytest
 from builders import a_request
-from pytest_benchmark.fixture import BenchmarkFixture
 
 from harness.plan.expand import expand
 from harness.plan.schedule import schedule
@@ -37,16 +35,14 @@ def planned(request: Request) -> Plan:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_expand_10_000_cells(benchmark: BenchmarkFixture, amount: Callable[..., int], strategy: str) -> None:
+def test_expand_10_000_cells(benchmark, amount, strategy) -> None:
     rounds = amount(3, brief=1)
     plan = benchmark.pedantic(planned, args=(request_of(10_000, strategy),), rounds=rounds)
     assert len(plan.cells) == 10_000
     assert len({cell.id for cell in plan.cells}) == 10_000
 
 
-def test_schedule_three_repeats_of_10_000_cells(
-    benchmark: BenchmarkFixture, amount: Callable[..., int]
-) -> None:
+def test_schedule_three_repeats_of_10_000_cells(benchmark, amount) -> None:
     cells = planned(request_of(10_000)).cells
     rounds = amount(3, brief=1)
     launches = benchmark.pedantic(schedule, args=(cells,), kwargs={"repeats": 3}, rounds=rounds)
@@ -54,7 +50,7 @@ def test_schedule_three_repeats_of_10_000_cells(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_cell_more_is_a_bounded_number_of_calls(strategy: str) -> None:
+def test_a_cell_more_is_a_bounded_number_of_calls(strategy) -> None:
     """Counted, not timed: the same on every machine, however busy it is."""
     small, large = (_calls(request_of(cells, strategy)) for cells in (200, 600))
     assert (large - small) / 400 < CALLS_PER_CELL[strategy]
@@ -64,5 +60,5 @@ def _calls(request: Request) -> int:
     profile = cProfile.Profile()
     profile.runcall(planned, request)
     stats = pstats.Stats(profile)
-    calls: int = stats.total_calls  # type: ignore[attr-defined]
+    calls: int = stats.total_calls
     return calls

@@ -10,13 +10,11 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from packages import module_at
-from pytest_benchmark.fixture import BenchmarkFixture
 
 from results.store import Study
 
@@ -51,7 +49,7 @@ def generator() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def large(generator: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Study:
+def large(generator, tmp_path_factory) -> Study:
     """Ten strategies by ten batches, one run each."""
     planted = generator.PlantedStudy(tmp_path_factory.mktemp("large") / "study", device="cuda")
     cells = [
@@ -69,7 +67,7 @@ def large(generator: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> St
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_collecting_and_reporting_a_large_study(large: Study, benchmark: BenchmarkFixture) -> None:
+def test_collecting_and_reporting_a_large_study(large, benchmark) -> None:
     def report() -> dict[str, float]:
         done = subprocess.run(
             [sys.executable, "-c", REPORT, str(large.root)], check=True, capture_output=True, text=True
@@ -84,9 +82,7 @@ def test_collecting_and_reporting_a_large_study(large: Study, benchmark: Benchma
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["first", "again"])
-def test_the_status_of_a_study_with_many_files(
-    generator: ModuleType, benchmark: BenchmarkFixture, amount: Callable[..., int], tmp_path: Path, which: str
-) -> None:
+def test_the_status_of_a_study_with_many_files(generator, benchmark, amount, tmp_path, which) -> None:
     cells, ranks = amount(2000, brief=20), amount(64, brief=2)
     planted = generator.PlantedStudy(tmp_path / "study", device="cuda")
     series = [

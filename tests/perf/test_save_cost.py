@@ -6,18 +6,15 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from strategies import Trainer, TrainSettings
 
-Ranks = Callable[..., list[Any]]
 BOUND = 0.15
 """An asynchronous save may block for this share of the time of a synchronous one."""
 
@@ -59,9 +56,7 @@ def costs(rank: int, strategy: str, width: int, rounds: int, folder: Path) -> di
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "scratch-fsdp"])
-def test_what_a_save_blocks(
-    ranks: Ranks, benchmark: BenchmarkFixture, amount: Callable[..., int], tmp_path: Path, strategy: str
-) -> None:
+def test_what_a_save_blocks(ranks, benchmark, amount, tmp_path, strategy) -> None:
     width, rounds = amount(1600, brief=200), amount(5, brief=1)
     measured = benchmark.pedantic(lambda: ranks(2, costs, strategy, width, rounds, tmp_path), rounds=1)
     worst = {name: max(each[name] for each in measured) for name in measured[0]}

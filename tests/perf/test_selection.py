@@ -7,12 +7,11 @@ The goal is 3 copies by a sample; the figures are kept in the benchmark's record
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import rank_builders
 import torch
-from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
 from strategies.compression.selection import SELECTIONS
@@ -20,14 +19,7 @@ from strategies.compression.selection import SELECTIONS
 NUMEL = 25_000_000
 SENT = NUMEL // 100
 ROUNDS = 5
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+one_thread = rank_builders.one_thread
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +29,7 @@ def values() -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(SELECTIONS))
-def test_selection_against_a_copy(benchmark: BenchmarkFixture, values: Tensor, kind: str) -> None:
+def test_selection_against_a_copy(benchmark, values, kind) -> None:
     generator = torch.Generator().manual_seed(1)
     copies_ns: list[int] = []
 

@@ -7,13 +7,12 @@ sample over the interval, which is not: what the thread can take from a rank tha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
+import rank_builders
 import torch
-from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
 from harness.worker.measure.clock import StepClock
@@ -28,14 +27,7 @@ BLOCK_S = 1.0
 SAMPLES = 200
 CPU = torch.device("cpu")
 ALONE = Rank(rank=0, local_rank=0, node_rank=0, gpus=1, local_gpus=1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+one_thread = rank_builders.one_thread
 
 
 class Blocks:
@@ -65,9 +57,7 @@ class Blocks:
 
 
 @pytest.mark.slow
-def test_blocks_with_the_sampler_against_blocks_without(
-    benchmark: BenchmarkFixture, amount: Callable[..., int]
-) -> None:
+def test_blocks_with_the_sampler_against_blocks_without(benchmark, amount) -> None:
     blocks, many = Blocks(), amount(QUADS, brief=1)
 
     def quads() -> list[float]:
@@ -85,7 +75,7 @@ def test_blocks_with_the_sampler_against_blocks_without(
 
 
 @pytest.mark.slow
-def test_cpu_time_of_a_sample_over_the_interval(benchmark: BenchmarkFixture) -> None:
+def test_cpu_time_of_a_sample_over_the_interval(benchmark) -> None:
     with sampler(CPU, ALONE) as sampling:
         pass
     taken_ns = []

@@ -18,7 +18,7 @@ from harness.plan.estimate import estimated_step_time
 from harness.plan.expand import auto_choices
 from harness.plan.lighter import lighter
 from harness.plan.points import Reason
-from harness.plan.surroundings import MIB, Devices, Hardware, Surroundings
+from harness.plan.surroundings import MIB, Devices, Surroundings
 from results.cell import Cell
 from results.errors import SpecError
 from results.extensions import forget_packages
@@ -156,7 +156,7 @@ def test_without_flops_memory_is_predicted_and_time_is_not(tmp_path, monkeypatch
     [skip], [cell] = plan.skips, plan.cells
     assert "mine::product" in skip.reason
     assert plan.predicted_bytes[cell.id] > 0
-    step = estimated_step_time(cell, known_ns=None, hardware=Hardware(cores=2))
+    step = estimated_step_time(cell, known_ns=None, hardware=Devices(cores=2))
     assert "mine::product" in str(step.seconds)
     assert lighter(cell, Surroundings.of(cell, Devices(cores=2), None)) is None
 

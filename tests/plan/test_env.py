@@ -47,7 +47,7 @@ def test_the_order_of_variables_and_their_absence_do_not_change_an_id() -> None:
 @pytest.mark.parametrize(
     "text", ["NCCL_ALGO", "=x", "A B=1", "A=1\n", "RANK=0", "OMP_NUM_THREADS=2", "HF_TOKEN=x", "my_key=x"]
 )
-def test_what_is_no_variable_is_set_by_bench_or_may_be_a_secret_is_refused(text: str) -> None:
+def test_what_is_no_variable_is_set_by_bench_or_may_be_a_secret_is_refused(text) -> None:
     with pytest.raises(UsageError):
         cells_of(text)
 
@@ -56,7 +56,7 @@ def test_names_that_only_contain_a_word_of_secrets_are_allowed() -> None:
     assert cells_of("TOKENIZERS_PARALLELISM=false")[0].env == ("TOKENIZERS_PARALLELISM=false",)
 
 
-def test_ranks_have_the_variables_and_do_not_record_them_as_conditions(tmp_path: Path) -> None:
+def test_ranks_have_the_variables_and_do_not_record_them_as_conditions(tmp_path) -> None:
     (cell,) = cells_of("MALLOC_ARENA_MAX=a=1")
     (planned,) = schedule([cell], repeats=1)
     launch = Launch(

@@ -13,7 +13,7 @@ from harness.plan.estimate import (
 )
 from harness.plan.predict import predicted_times
 from harness.plan.schedule import schedule
-from harness.plan.surroundings import Devices, Hardware, Surroundings
+from harness.plan.surroundings import Devices, Surroundings
 from results.cell import StepPolicy
 from results.parts import Unknown
 from strategies.predictions import traffic
@@ -26,13 +26,13 @@ UPDATE_S = 4 * 535_818 * 5 / 10e9
 
 
 def test_a_cpu_step_is_assumed_from_its_flops() -> None:
-    step = estimated_step_time(cell_of(), known_ns=None, hardware=Hardware())
+    step = estimated_step_time(cell_of(), known_ns=None, hardware=Devices())
     assert step.basis == "assumed"
     assert step.seconds == pytest.approx(MLP_STEP_S + UPDATE_S)
 
 
 def test_accumulation_multiplies_the_work_of_a_step() -> None:
-    step = estimated_step_time(cell_of(micro_batch=64, accumulation=4), known_ns=None, hardware=Hardware())
+    step = estimated_step_time(cell_of(micro_batch=64, accumulation=4), known_ns=None, hardware=Devices())
     assert step.seconds == pytest.approx(MLP_STEP_S + UPDATE_S)
 
 
@@ -40,7 +40,7 @@ def test_accumulation_multiplies_the_work_of_a_step() -> None:
 def test_ranks_beyond_the_cores_share_them(gpus, crowd) -> None:
     """The exchange of compressed gradients is not predicted, and counts as none."""
     cell = cell_of(gpus=gpus, strategy="ddp", compression="bf16")
-    step = estimated_step_time(cell, known_ns=None, hardware=Hardware(cores=2))
+    step = estimated_step_time(cell, known_ns=None, hardware=Devices(cores=2))
     assert step.seconds == pytest.approx(MLP_STEP_S * crowd + UPDATE_S)
 
 
@@ -59,7 +59,7 @@ def test_a_step_is_what_auto_would_weigh(strategy, ranks) -> None:
     """The estimate of a plan and the choice of `auto` are one prediction, on real nodes too."""
     cell = nano_cell(strategy, 4, model_parallel=ranks)
     for per_node in (None, 2):
-        step = estimated_step_time(cell, known_ns=None, hardware=Hardware(cores=2), gpus_per_node=per_node)
+        step = estimated_step_time(cell, known_ns=None, hardware=Devices(cores=2), gpus_per_node=per_node)
         around = Surroundings.of(cell, Devices(cores=2), per_node)
         placed, parts = around.placed(cell), parts_of("gpt-nano")
         times = predicted_times(placed, parts, traffic(placed, parts), around)
@@ -88,7 +88,7 @@ def test_a_proof_simulates_whole_replicas(strategy, ranks, simulated) -> None:
 
 def test_a_gpu_step_is_assumed_from_the_catalogue() -> None:
     cell = cell_of(device="cuda", backend="nccl", precision="bf16")
-    step = estimated_step_time(cell, known_ns=None, hardware=Hardware(gpu_name="NVIDIA A100-SXM4-80GB"))
+    step = estimated_step_time(cell, known_ns=None, hardware=Devices(gpu_name="NVIDIA A100-SXM4-80GB"))
     # 821,821,440 FLOP at 40 % of 312 TFLOP/s: 6.585 us. The update moves 5 values at 80 % of 2,039 GB/s.
     assert step.seconds == pytest.approx(821_821_440 / 124.8e12 + UPDATE_S * 10e9 / (0.8 * 2039e9))
     assert step.basis == "assumed"
@@ -103,7 +103,7 @@ def test_a_gpu_step_is_assumed_from_the_catalogue() -> None:
 )
 def test_a_gpu_without_a_known_peak_takes_its_budget(gpu_name, reason) -> None:
     cell = cell_of(device="cuda", backend="nccl")
-    step = estimated_step_time(cell, known_ns=None, hardware=Hardware(gpu_name=gpu_name))
+    step = estimated_step_time(cell, known_ns=None, hardware=Devices(gpu_name=gpu_name))
     assert step == StepTime(basis="budget", seconds=Unknown(reason))
     # 6 blocks of 5 steps fill the budget of 20 s if a step takes 2/3 s; then set-up 1, the proof's 3 steps
     # and their simulation, 40 s of warm-up and a block, the budget, 9 steps before the late one, and 5 % of

@@ -21,7 +21,7 @@ HOST = Devices(cores=8, host_bytes=64 * 2**30)
 
 
 @pytest.fixture(autouse=True)
-def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def eight_cores(monkeypatch) -> None:
     monkeypatch.setattr(surroundings, "devices_here", lambda: HOST)
 
 
@@ -45,7 +45,6 @@ CELL = nano_cell("ddp", 2, micro_batch=64)
 
 def test_accumulation_is_named_where_it_costs_nothing() -> None:
     words = told(CELL, size(CELL) - MIB)
-    assert words is not None
     assert words.startswith("--accumulation 2 fits by prediction")
     quarter = msgspec.structs.replace(CELL, micro_batch=16, accumulation=4)
     assert str(told(CELL, size(quarter) + MIB)).startswith("--accumulation 4 ")
@@ -59,7 +58,7 @@ def test_accumulation_is_named_where_it_costs_nothing() -> None:
         (50_000, "--activation-checkpointing all "),
     ],
 )
-def test_one_sample_is_helped_by_the_cheapest_change_that_is_enough(room: int, options: str) -> None:
+def test_one_sample_is_helped_by_the_cheapest_change_that_is_enough(room, options) -> None:
     """Selective checkpointing costs least by prediction, then gathering again, then a forward pass."""
     kept = nano_cell("fsdp:reshard=false", 8, workload="llama-7b", micro_batch=1)
     assert str(told(kept, room * MIB)).startswith(f"{options}fits by prediction")

@@ -40,7 +40,6 @@ from harness.plan.unfit import unsplittable
 )
 def test_a_size_that_does_not_divide_is_refused_with_the_numbers(fields, reason) -> None:
     found = unsplittable(cell_of(**({"workload": "gpt-nano", "gpus": 2, "micro_batch": 8} | fields)))
-    assert found is not None
     assert reason in found
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.cli.matrix import matrix_command as command
-from harness.commands.reference import reference
+from harness.launchers.reference import reference
 from harness.plan.options import (
     BATCHES,
     COUNTS,

@@ -51,14 +51,12 @@ class Defect:
     tests: tuple[str, ...]
     """Ids of tests, FILE::NAME or FILE::NAME[PARAMETERS]: see `is_named`."""
 
-    def locate(self, root: Path) -> tuple[Path, int]:
-        """The file below `root`, and the offset of the place in its text. Raises ValueError unless there is
-        exactly one."""
+    def locate(self, sources: Iterable[tuple[Path, str]]) -> tuple[Path, int]:
+        """The file, and the offset of the place in its text. Raises ValueError unless it is there once."""
         found = [
             (path, text.index(self.place, begin))
-            for package in PACKAGES
-            for path in sorted((root / package).rglob("*.py"))
-            if self.place in (text := path.read_text())
+            for path, text in sources
+            if self.place in text
             for name, begin, end in _bodies(path.stem, text)
             if name == self.function and text.count(self.place, begin, end) == 1
         ]
@@ -66,14 +64,18 @@ class Defect:
             raise ValueError(f"{self.name}: {len(found)} places in {self.function}, not one")
         return found[0]
 
-    def package(self, root: Path = ROOT) -> str:
-        return self.locate(root)[0].relative_to(root).parts[0]
-
     def plant(self, root: Path) -> None:
         """Replace the place. Raises ValueError unless there is exactly one."""
-        path, offset = self.locate(root)
+        path, offset = self.locate(sources(root))
         text = path.read_text()
         path.write_text(text[:offset] + self.becomes + text[offset + len(self.place) :])
+
+
+def sources(root: Path) -> Iterator[tuple[Path, str]]:
+    """The files of the packages below `root`, each with its text."""
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            yield path, path.read_text()
 
 
 def _bodies(module: str, text: str) -> Iterator[tuple[str, int, int]]:
@@ -152,7 +154,7 @@ class Copy:
         compileall.compile_dir(self.folder, quiet=2, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
 
     def with_defect(self, defect: Defect) -> Outcome:
-        path, _ = defect.locate(self.folder)
+        path, _ = defect.locate(sources(self.folder))
         whole = path.read_bytes()
         try:
             defect.plant(self.folder)

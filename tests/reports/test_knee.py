@@ -82,7 +82,6 @@ def test_the_best_estimate_decides_and_the_odds_of_other_sizes_are_given(found) 
     assert yields(one) == pytest.approx([0.25])
     assert (one.growths[0].marginal.low, one.growths[0].marginal.high) == pytest.approx((0.0, 2 / 3))
     assert (one.at, one.shown_to) == (1, None)
-    assert one.odds is not None
     assert sum(one.odds.values()) == pytest.approx(1)
     assert one.instead == {2: one.odds[2]}
     assert one.text.startswith(f"knee between 1 and 2 (in {100 * one.odds[1]:.0f} % of resamples): going")
@@ -167,7 +166,6 @@ def test_sizes_of_unlike_machines_are_not_divided(planted, new_timing, new_envir
     one = knee(planted.analysed().curves[0])
     assert one.text == "no knee seen up to 4 (single runs)"
     assert one.unclaimed == (8, 16)
-    assert one.reason is not None
     assert "device" in one.reason
 
 

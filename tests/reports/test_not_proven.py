@@ -65,18 +65,15 @@ def test_a_run_that_is_not_proven_has_figures_and_says_so_everywhere(planted) ->
 def test_nothing_is_decided_by_it(planted) -> None:
     _, wrong = planted
     [found] = sizes_to_buy(analysed(planted))
-    assert found.choice is not None
     assert (found.choice.gpus, found.choice.proven) == (4, True)
     assert found.left_out == ("ddp on 8 (not proven)",)
     scaling = verdict(analysed(planted)).workloads[0].scalings[0]
-    assert scaling.fastest is not None
     assert scaling.fastest.gpus == 4
     assert analysed(planted).pools[wrong.id].unproven == WRONG.detail
 
 
 def test_a_reader_may_buy_it_and_the_answer_says_so(planted) -> None:
     [found] = sizes_to_buy(analysed(planted, unproven=True))
-    assert found.choice is not None
     assert (found.choice.gpus, found.choice.proven) == (8, False)
     assert "ddp, which is not proven" in found.text
     assert "ddp, which is not proven" in found.sentence

@@ -14,33 +14,9 @@ from reports.page.chart import log_ticks, nice_ticks
 from reports.page.render import render_figures
 from results.outcome import Evidence, Outcome
 
-SECTIONS = [
-    "summary",
-    "best",
-    "curves",
-    "anatomy",
-    "communication",
-    "memory",
-    "cost",
-    "outcomes",
-    "ranks",
-    "history",
-    "correctness",
-    "environment",
-    "method",
-    "table",
-]
-"""Some of them only where the study has something for them."""
-
 
 def page_of(planted) -> Page:
     return Page(planted.page())
-
-
-def test_the_sections_stand_in_their_order(small) -> None:
-    shown = page_of(small).sections
-    assert shown == [name for name in SECTIONS if name in shown]
-    assert {"summary", "best", "curves", "correctness", "method", "table"} <= set(shown)
 
 
 def test_every_numeric_column_of_every_table_says_what_it_is(small, new_timing) -> None:
@@ -170,7 +146,6 @@ def test_when_nothing_succeeded_the_page_says_so_and_why(planted, new_timing, si
     for cell in cells[:1]:
         planted.run(cell, new_timing(step_ms=1, outcome=Outcome.OUT_OF_MEMORY, reason="no room for 2 GiB"))
     page = page_of(planted)
-    assert page.sections == [name for name in SECTIONS if name in page.sections]
     assert "Nothing succeeded" in page.text
     assert "No further run is needed" not in page.text
     assert ("no room for 2 GiB" in page.text) == bool(sizes)

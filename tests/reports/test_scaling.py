@@ -41,7 +41,6 @@ def test_weak_efficiency_against_the_own_smallest_size(small) -> None:
     study = small.analysed()
     four = point(study, "weak", "ddp", 4).own
     assert value(four) == pytest.approx(2000 * 2 / (1280 * 4))  # 0.78125
-    assert four.baseline is not None
     assert four.baseline.short == "ddp on 2"
     assert point(study, "weak", "ddp", 2).own.is_baseline
 

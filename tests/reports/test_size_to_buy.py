@@ -54,16 +54,13 @@ def bought(planted, goal: str = "knee", **told) -> SizeToBuy:
 
 def test_the_knee_is_what_is_bought_by_default_and_what_it_rests_on_is_said(gpus) -> None:
     found = bought(gpus())
-    assert found.choice is not None
     assert (found.choice.strategy, found.choice.gpus, found.choice.or_more) == ("ddp", 4, False)
-    assert found.choice.efficiency is not None
     assert found.choice.efficiency.value == pytest.approx(10 / 12, rel=1e-3)
     assert (found.confidence, found.doubts) == ("high", ())
     assert (
         found.why
         == "knee between 4 and 8: going from 4 to 8 changes throughput by +0 % (0 to 0; 100 % would be ideal)"
     )
-    assert found.rests_on is not None
     assert (found.rests_on.runs, found.rests_on.fewest_runs, len(found.rests_on.deciding)) == (24, 6, 3)
     assert found.sentence.startswith(
         "To buy: 4 GPUs with ddp, the last size up to which every growth pays (high confidence): knee"
@@ -89,19 +86,14 @@ def test_the_knee_is_what_is_bought_by_default_and_what_it_rests_on_is_said(gpus
 )
 def test_each_goal_has_its_own_size(gpus, goal, size, why) -> None:
     found = bought(gpus(), goal, epoch_samples=1_000_000)
-    assert found.choice is not None
     assert found.choice.gpus == size
-    assert found.why is not None
     assert found.why.startswith(why)
 
 
 def test_costs_are_in_dollars_where_there_is_a_price(gpus) -> None:
     found = bought(gpus(), "time:400s", epoch_samples=1_000_000, price=PRICE)
-    assert found.choice is not None
-    assert found.choice.usd_per_epoch is not None
     # 375 s of 4 GPUs at 3.60 an hour.
     assert found.choice.usd_per_epoch.value == pytest.approx(1.5, rel=1e-3)
-    assert found.why is not None
     assert " for 1.500 USD, the cheapest of 2 points" in found.why
 
 
@@ -123,7 +115,6 @@ def test_cpu_ranks_stand_ins_one_size_and_what_is_not_proven_get_none(gpus) -> N
 
 def test_where_growing_pays_to_the_end_it_is_that_size_or_more(gpus) -> None:
     found = bought(gpus({1: 10.0, 2: 10.1, 4: 10.2}))
-    assert found.choice is not None
     assert found.choice.text == "4 GPUs or more with ddp"
 
 
@@ -131,7 +122,6 @@ def test_what_the_runs_leave_open_few_runs_and_disturbed_ones_lower_the_confiden
     # The yield of 2 to 4 is 2 (10.5 / 14) - 1 = 0.5.
     left_open = bought(gpus({1: 10.0, 2: 10.5, 4: 14.0}, spread=0.03))
     assert left_open.confidence == "low"
-    assert left_open.choice is not None
     assert (left_open.choice.gpus, left_open.choice.shown_to, left_open.choice.or_more) == (4, 2, True)
     share = left_open.choice.instead[2]
     assert 0.4 < share < 0.6
@@ -189,9 +179,7 @@ def test_sizes_that_cannot_be_compared_are_not_grown_beyond(gpus, new_environmen
 def test_what_is_open_beyond_the_knee_leaves_the_choice_as_sure_as_it_was(gpus) -> None:
     # From 2 to 4 nothing is gained; that of 4 to 8, 2 (20.2 / 27) - 1 = 0.496, has 0.5 in its range.
     found = bought(gpus({1: 10.0, 2: 10.1, 4: 20.2, 8: 27.0}, spread=0.03))
-    assert found.choice is not None
     assert (found.choice.text, found.confidence) == ("2 GPUs with ddp", "high")
-    assert found.rests_on is not None
     assert len(found.rests_on.deciding) == 3
 
 
@@ -203,7 +191,6 @@ def test_what_trains_in_another_way_is_not_chosen_from(gpus, new_study) -> None:
     for cell in cells:
         more.runs(cell, [5.0, 5.01, 5.02])
     found = bought(more, "throughput")
-    assert found.choice is not None
     assert found.choice.strategy == "ddp"
     assert "ddp + topk:0.01 on 8 (it compresses its gradients)" in found.left_out
 
@@ -241,7 +228,6 @@ def test_other_goals_are_refused_with_what_may_be_given(text) -> None:
 
 def test_the_next_run_is_the_one_that_the_choice_waits_for(gpus) -> None:
     few = next_run(analysed(gpus(runs=3)))
-    assert few is not None
     assert (few.kind, few.gpus) == ("repeats", (2, 4, 8))
     assert few.command.startswith(
         "bench matrix --name study --workload gpt-nano --strategy ddp --gpus 2,4,8 --batch-size 8 "
@@ -250,15 +236,12 @@ def test_the_next_run_is_the_one_that_the_choice_waits_for(gpus) -> None:
     assert few.what == "6 runs each of ddp on 2, 4 and 8"
     assert few.sentence.startswith(f"Run next {few.order}, since the answer rests on 3 runs a size: bench ")
     left_open = next_run(analysed(gpus({1: 10.0, 2: 10.5, 4: 14.0}, spread=0.03)))
-    assert left_open is not None
     assert (left_open.kind, left_open.gpus, "--repeats 12" in left_open.command) == ("repeats", (2, 4), True)
     larger = next_run(analysed(gpus({1: 10.0, 2: 10.1, 4: 10.2})))
-    assert larger is not None
     assert (larger.kind, larger.gpus, larger.cells) == ("size", (8,), ())
     # From 2 to 4 growing does not pay by far: no size is open.
     assert next_run(analysed(gpus({1: 10.0, 2: 10.1, 4: 20.0}))) is None
     one = next_run(analysed(gpus({1: 10.0})))
-    assert one is not None
     # The strategy of one device has no second size.
     assert (one.kind, one.strategy, one.gpus) == ("size", "ddp", (2,))
     assert "--strategy ddp --gpus 2 " in one.command
@@ -282,14 +265,12 @@ def test_the_next_run_says_what_it_takes(gpus) -> None:
 def test_the_single_device_that_decides_too_is_in_the_same_call(gpus) -> None:
     planted = gpus({1: 10.0, 2: 10.5, 4: 14.0}, runs=3)
     apart = next_run(analysed(planted, "efficiency:90%"))
-    assert apart is not None
     assert (apart.gpus, apart.what) == ((2,), "6 runs of ddp on 2")
     # A plan that refused ddp on one device: the product of both has no third cell.
     planted.series("weak", "ddp", [2, 4], batch=8)
     planted.skip("ddp", 1, "ddp needs at least 2 ranks; on 1 use single", batch=8)
     planted.plan()
     both = next_run(analysed(planted, "efficiency:90%"))
-    assert both is not None
     assert (both.gpus, both.what) == ((1, 2), "6 runs each of single on 1 and ddp on 2")
     assert "--strategy single,ddp --gpus 1,2 " in both.command
     assert [cell_id.split("-g0")[0] for cell_id in both.cells] == ["gpt-nano-single", "gpt-nano-ddp"]
@@ -301,18 +282,15 @@ def test_what_was_not_run_or_failed_comes_before_what_is_open(gpus, new_study, n
     planted.plan()
     planted.run(cells[0], new_timing(step_ms=1, outcome=Outcome.CRASHED, reason="it fell over"))
     found = next_run(analysed(planted))
-    assert found is not None
     assert (found.kind, found.gpus, found.why) == ("first", (32,), "it was planned and not run")
     # To run what ran out of memory again gives no figure.
     for cell in cells[1:]:
         planted.run(cell, new_timing(step_ms=1, outcome=Outcome.OUT_OF_MEMORY, reason="allocating 2 GiB"))
     again = next_run(analysed(planted))
-    assert again is not None
     assert (again.kind, again.gpus, again.why) == ("failed", (16,), "it failed (crashed)")
     assert again.command.endswith("--rerun failed")
     planted.runs(cells[0], [24.1, 24.2, 24.3])
     rest = next_run(analysed(planted))
-    assert rest is not None
     assert rest.kind == "repeats"
 
 
@@ -394,11 +372,9 @@ def test_without_a_figure_the_next_run_is_what_did_not_run_or_failed(planted, ne
     planted.plan()
     planted.run(cells[0], new_timing(step_ms=1, outcome=Outcome.CRASHED, reason="it fell over"))
     found = next_run(analysed(planted))
-    assert found is not None
     assert (found.kind, found.gpus) == ("first", (4,))
     planted.run(cells[1], new_timing(step_ms=1, outcome=Outcome.CRASHED, reason="it fell over"))
     again = next_run(analysed(planted))
-    assert again is not None
     assert (again.kind, again.gpus) == ("failed", (2,))
     assert again.command.endswith("--rerun failed")
 
@@ -423,7 +399,6 @@ def test_the_verdict_says_both_in_the_same_words(gpus) -> None:
 def test_the_command_finds_the_study_where_it_lies(gpus) -> None:
     study = replace(analysed(gpus(runs=3)), placed=("--out", "my runs/a"))
     found = next_run(study)
-    assert found is not None
     assert found.command.startswith("bench matrix --out 'my runs/a' --workload")
 
 

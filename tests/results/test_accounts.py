@@ -103,7 +103,7 @@ def test_where_no_rank_differs_transfer_is_all_that_is_exposed(run_of) -> None:
 
 
 @pytest.mark.parametrize(("copies_ns", "high"), [(50, 1050), (53, 1103)])
-def test_copies_without_exchange_make_the_exposed_time_a_range(run_of, copies_ns: int, high: int) -> None:
+def test_copies_without_exchange_make_the_exposed_time_a_range(run_of, copies_ns, high) -> None:
     # On 3,000 in the mean and off 2,000. 50 of 1,050 are less than 5 %, and 53 of 1,053 are more.
     off, on = [2000] * 4, [2950, 3050]
     copies = [[copies_ns, copies_ns, 1, copies_ns], [1, copies_ns - 1, copies_ns, 2 * copies_ns]]

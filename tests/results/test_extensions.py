@@ -16,7 +16,7 @@ import pytest
 from packages import first_on_the_path, install
 
 from results.errors import ExtensionError, SpecError
-from results.extensions import extensions, forget_packages, package_hash
+from results.extensions import GROUPS, extensions, forget_packages, package_hash
 from results.registry import CatalogFacts, Registry
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES
 from strategies.compression.facts import CompressorFacts
@@ -56,7 +56,7 @@ def package(tmp_path, monkeypatch) -> Iterator[Package]:
 
 
 def registry() -> Registry[CatalogFacts]:
-    return Registry("strategy", [Builtin], group=GROUP)
+    return Registry("strategy", [Builtin])
 
 
 def test_a_name_is_listed_and_not_imported(package) -> None:
@@ -71,7 +71,7 @@ def test_a_name_is_listed_and_not_imported(package) -> None:
 
 def test_a_name_of_a_known_package_is_refused_with_its_installation_until_it_is_there(package) -> None:
     def known() -> Registry[CatalogFacts]:
-        return Registry("strategy", [Builtin], group=GROUP, packaged={"fast": "pip install elsewhere"})
+        return Registry("strategy", [Builtin], packaged={"fast": "pip install elsewhere"})
 
     predicate = "is in a package that is not installed; install it: pip install elsewhere"
     assert known().absent == {"fast": predicate}
@@ -121,8 +121,8 @@ def test_two_packages_of_one_name_are_both_named(package) -> None:
     package("elsewhere", {"fast": "elsewhere:Fast"})
     package("nowhere", {"fast": "nowhere:Fast"})
     with pytest.raises(ExtensionError, match="two packages have a strategy 'fast', elsewhere and nowhere"):
-        extensions(GROUP)
-    assert "fast" not in extensions("bench.workloads")
+        extensions("strategy")
+    assert "fast" not in extensions("workload")
 
 
 def test_a_built_in_name_is_not_taken_over(package) -> None:
@@ -148,7 +148,7 @@ def test_an_entry_point_that_is_not_a_strategy_is_refused(package, place) -> Non
 def test_facts_that_declare_too_little_are_refused(package, base, missing) -> None:
     module = f"from {base.__module__} import {base.__name__} as Base\nclass Fast(Base):\n    name = 'fast'\n"
     package("elsewhere", {"fast": "elsewhere:Fast"}, module)
-    known = Registry("strategy", [], base=base, group=GROUP)
+    known = Registry("strategy", [], base=base)
     with pytest.raises(ExtensionError, match=rf"that declares {missing} too: repair the package"):
         known.parse("fast")
 
@@ -175,7 +175,7 @@ class Fast(StrategyFacts):
         return iter(())
 """
     package("elsewhere", {"fast": "elsewhere:Fast"}, module)
-    failed = Registry("strategy", [], base=StrategyFacts, group=GROUP).admit_all()
+    failed = Registry("strategy", [], base=StrategyFacts).admit_all()
     said = str(failed["fast"])
     assert said.startswith("strategy 'fast' of the package elsewhere 1.0")
     assert MISTAKES[mistake] in said
@@ -183,11 +183,10 @@ class Fast(StrategyFacts):
 
 def test_the_facts_of_bench_pass_the_checks_of_packages(package) -> None:
     for catalog in (STRATEGIES, COMPRESSIONS, COLLECTIVES):
-        group = str(catalog.group)
         points = {facts.name: f"{facts.__module__}:{facts.__name__}" for facts in catalog.all_facts}
-        package(f"all-{catalog.kind}", points, group=group)
+        package(f"all-{catalog.kind}", points, group=GROUPS[catalog.kind])
         for facts in catalog.all_facts:
-            catalog.require_sound(extensions(group)[facts.name], facts)
+            catalog.require_sound(extensions(catalog.kind)[facts.name], facts)
 
 
 def test_the_hash_is_over_the_source_of_the_package(tmp_path, package) -> None:
@@ -196,7 +195,7 @@ def test_the_hash_is_over_the_source_of_the_package(tmp_path, package) -> None:
     (tmp_path / "many" / "deep").mkdir(parents=True)
     for name in ("many/__init__.py", "many/facts.py", "many/deep/model.py"):
         (tmp_path / name).write_text("")
-    fast, far = (extensions(GROUP)[name] for name in ("fast", "far"))
+    fast, far = (extensions("strategy")[name] for name in ("fast", "far"))
     before = package_hash(fast), package_hash(far)
     assert package_hash(fast) == before[0]
     assert fast.code == f"elsewhere 1.0 {before[0]}"
@@ -225,7 +224,7 @@ def test_the_hash_is_over_all_code_of_the_distribution(tmp_path, package) -> Non
         "[bench.strategies]\n" + "".join(f"{name} = {place}\n" for name, place in points.items())
     )
     forget_packages()
-    fast = extensions(GROUP)["fast"]
+    fast = extensions("strategy")["fast"]
     hashes = [package_hash(fast)]
     for name in named:
         (tmp_path / name).write_text("edited = True\n")
@@ -309,7 +308,7 @@ def test_the_help_of_matrix_names_launchers_and_imports_none(twenty) -> None:
 
 def test_the_page_of_options_is_of_bench_alone(twenty) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "harness.commands.reference"],
+        [sys.executable, "-m", "harness.launchers.reference"],
         env={**os.environ, "PYTHONPATH": str(twenty)},
         capture_output=True,
         text=True,

@@ -249,7 +249,7 @@ def _refusal(path: Path) -> str:
     return str(error.value.strerror)
 
 
-def test_what_is_no_regular_file_of_bounded_size_is_refused_at_once(tmp_path: Path) -> None:
+def test_what_is_no_regular_file_of_bounded_size_is_refused_at_once(tmp_path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "fifo", Path("/dev/zero")):
         assert _refusal(path) == "it is not a regular file"

@@ -142,7 +142,7 @@ def test_words() -> None:
 @pytest.mark.parametrize(
     "text", ["garbage", "16|COMPLETED", "16|OK|x|0||||r|name|\n", "1|R|0|many||||r|n|\n"]
 )
-def test_other_output_is_an_error(text: str) -> None:
+def test_other_output_is_an_error(text) -> None:
     with pytest.raises(SlurmError, match="not as Slurm writes it"):
         read_squeue(text)
 
@@ -183,7 +183,7 @@ def test_a_silent_controller_is_not_an_empty_queue() -> None:
 @pytest.mark.parametrize(
     "printed", ["17\n", "17;lab\n", "Welcome to the lab, user 5!\n17\n", "17\nHave a nice day\n"]
 )
-def test_the_job_id_is_found(printed: str) -> None:
+def test_the_job_id_is_found(printed) -> None:
     assert Client(Tape(sbatch=said(printed))).submit("#!/bin/bash\n") == 17
 
 
@@ -206,7 +206,7 @@ def test_no_job_id_is_no_success() -> None:
         ),
     ],
 )
-def test_refusals_are_told_apart(stderr: str, kind: type[SlurmError]) -> None:
+def test_refusals_are_told_apart(stderr, kind) -> None:
     refusal = Completed(exit_code=1, stdout="", stderr=stderr)
     with pytest.raises(SlurmError) as caught:
         Client(Tape(sbatch=refusal)).submit("#!/bin/bash\n")
@@ -269,7 +269,7 @@ def test_associations_that_may_not_be_asked_for_are_unknown() -> None:
         ("shard:gpu:3", {}),
     ],
 )
-def test_gpus_of_a_node(gres: str, gpus: dict[str, int]) -> None:
+def test_gpus_of_a_node(gres, gpus) -> None:
     assert read_sinfo(f"p|up|infinite|1-infinite|1|idle|8|1000|{gres}\n")[0].gpus == gpus
 
 
@@ -279,7 +279,7 @@ def test_other_settings_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("line", ["p|up|1:00|1-2|1|idle|8|1000", "p|up|1:00|1-2|x|idle|8|1000|(null)"])
-def test_other_lines_of_sinfo_are_an_error(line: str) -> None:
+def test_other_lines_of_sinfo_are_an_error(line) -> None:
     with pytest.raises(SlurmError, match="sinfo is not as Slurm writes it"):
         read_sinfo(line)
 

@@ -22,7 +22,7 @@ from slurm.script import slurm_time
         (90_060, "1-01:01:00"),
     ],
 )
-def test_slurm_time_is_in_whole_minutes_rounded_up(limit_s: float, text: str) -> None:
+def test_slurm_time_is_in_whole_minutes_rounded_up(limit_s, text) -> None:
     assert slurm_time(limit_s) == text
 
 
@@ -42,10 +42,10 @@ def test_slurm_time_is_in_whole_minutes_rounded_up(limit_s: float, text: str) ->
         ("", None),
     ],
 )
-def test_slurm_seconds(text: str, value: int | None) -> None:
+def test_slurm_seconds(text, value) -> None:
     assert slurm_seconds(text) == value
 
 
 @given(st.integers(1, 10**6))
-def test_there_and_back_is_the_same_to_the_minute(minutes: int) -> None:
+def test_there_and_back_is_the_same_to_the_minute(minutes) -> None:
     assert slurm_seconds(slurm_time(minutes * 60)) == minutes * 60

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +24,7 @@ NAMES = st.from_regex(r"[a-z]{1,3}(-?[a-z])?([0-9]{1,4})?(-ib|x)?", fullmatch=Tr
         ("b,a,b", ("b", "a", "b")),
     ],
 )
-def test_expand_by_hand(text: str, hosts: tuple[str, ...]) -> None:
+def test_expand_by_hand(text, hosts) -> None:
     assert expand_hosts(text) == hosts
 
 
@@ -34,7 +32,7 @@ def test_expand_by_hand(text: str, hosts: tuple[str, ...]) -> None:
     "text",
     ["n[", "n]", "n[1-", "n[a]", "n[3-1]", "n[1 ,2]", "n1 n2", "a,,b", ",a", "n[]", "n[[1]]", "n[0-8:2]"],
 )
-def test_what_is_no_list_is_refused(text: str) -> None:
+def test_what_is_no_list_is_refused(text) -> None:
     with pytest.raises(ValueError, match=r"not a|backward"):
         expand_hosts(text)
 
@@ -49,7 +47,7 @@ def test_a_list_of_too_many_hosts_is_refused_at_once() -> None:
 
 @settings(max_examples=12)
 @given(st.lists(NAMES, min_size=1, max_size=12))
-def test_what_scontrol_compresses_is_read(running_lab: Any, hosts: list[str]) -> None:
+def test_what_scontrol_compresses_is_read(running_lab, hosts) -> None:
     text = running_lab.command("scontrol", "show", "hostlist", ",".join(hosts)).strip()
     assert expand_hosts(text) == tuple(hosts)
 
@@ -60,6 +58,6 @@ def test_what_scontrol_compresses_is_read(running_lab: Any, hosts: list[str]) ->
         st.from_regex(r"[a-z]{1,2}\[0?[1-4](-[5-9])?,[0-9]{1,3}\]", fullmatch=True), min_size=1, max_size=4
     )
 )
-def test_ranges_are_read_as_scontrol_reads_them(running_lab: Any, expressions: list[str]) -> None:
+def test_ranges_are_read_as_scontrol_reads_them(running_lab, expressions) -> None:
     text = ",".join(expressions)
     assert list(expand_hosts(text)) == running_lab.command("scontrol", "show", "hostnames", text).split()

@@ -11,7 +11,6 @@ import textwrap
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -43,11 +42,11 @@ def job(tmp_path: Path, command: tuple[str, ...], **changes: object) -> ScriptJo
         "log_folder": tmp_path,
         "command": command,
     }
-    return ScriptJob(**(values | changes))  # type: ignore[arg-type]
+    return ScriptJob(**(values | changes))
 
 
 @pytest.fixture
-def finished(lab: Any, tmp_path: Path) -> Callable[..., tuple[JobView, str]]:
+def finished(lab, tmp_path) -> Callable[..., tuple[JobView, str]]:
     """Submits a command as a job, and gives its end and its log."""
 
     def run(command: tuple[str, ...], site: SiteProfile = SITE, **changes: object) -> tuple[JobView, str]:
@@ -58,7 +57,7 @@ def finished(lab: Any, tmp_path: Path) -> Callable[..., tuple[JobView, str]]:
     return run
 
 
-def test_a_job_runs_and_is_over(finished: Callable[..., tuple[JobView, str]]) -> None:
+def test_a_job_runs_and_is_over(finished) -> None:
     view, log = finished(("echo", "two  words"), name="hello")
     assert log == "two  words\n"
     assert (view.name, view.phase, view.outcome) == ("hello", JobPhase.ENDED_WELL, Outcome.OK)
@@ -68,21 +67,19 @@ def test_a_job_runs_and_is_over(finished: Callable[..., tuple[JobView, str]]) ->
 @pytest.mark.parametrize(
     ("code", "words"), [("exit 3", "exit code 3"), ("kill -9 $$", "SIGKILL"), ("kill -SEGV $$", "SIGSEGV")]
 )
-def test_a_job_that_fails_says_how(
-    finished: Callable[..., tuple[JobView, str]], code: str, words: str
-) -> None:
+def test_a_job_that_fails_says_how(finished, code, words) -> None:
     view, _ = finished(("bash", "-c", code))
     assert view.outcome is Outcome.CRASHED
     assert words in view.words
 
 
-def test_a_log_folder_that_is_not_there_fails_the_job(lab: Any, tmp_path: Path) -> None:
+def test_a_log_folder_that_is_not_there_fails_the_job(lab, tmp_path) -> None:
     script = job_script(SITE, job(tmp_path, ("true",), log_folder=tmp_path / "none"))
     view = lab.wait_for(Client().submit(script), "FAILED")
     assert view.signal == 53
 
 
-def test_waiting_running_cancelled(lab: Any, tmp_path: Path) -> None:
+def test_waiting_running_cancelled(lab, tmp_path) -> None:
     client = Client()
     whole = SiteProfile(exclusive=True)
     sleeping = job(tmp_path, ("sleep", "600"), placement=Placement(nodes=4, gpus_per_node=8))
@@ -101,7 +98,7 @@ def test_waiting_running_cancelled(lab: Any, tmp_path: Path) -> None:
     assert client.query([999_999]) == {}
 
 
-def test_a_dependent_job_waits(lab: Any, tmp_path: Path) -> None:
+def test_a_dependent_job_waits(lab, tmp_path) -> None:
     client = Client()
     first = client.submit(
         job_script(SITE, job(tmp_path, ("bash", "-c", "until test -e go; do sleep 0.1; done; exit 1")))
@@ -133,9 +130,7 @@ def test_a_dependent_job_waits(lab: Any, tmp_path: Path) -> None:
         (SiteProfile(directives={"no-such-option": True}), {}, "no-such-option"),
     ],
 )
-def test_the_impossible_is_refused_at_once(
-    lab: Any, tmp_path: Path, site: SiteProfile, changes: dict[str, object], words: str
-) -> None:
+def test_the_impossible_is_refused_at_once(lab, tmp_path, site, changes, words) -> None:
     script = job_script(site, job(tmp_path, ("true",), **changes))
     with pytest.raises(RefusedError, match=words):
         Client().submit(script)
@@ -143,15 +138,13 @@ def test_the_impossible_is_refused_at_once(
         Client().check(script)
 
 
-def test_checking_submits_nothing(lab: Any, tmp_path: Path) -> None:
+def test_checking_submits_nothing(lab, tmp_path) -> None:
     before = Client().own_jobs()
     Client().check(job_script(SITE, job(tmp_path, ("true",))))
     assert {view.job_id for view in Client().own_jobs()} == {view.job_id for view in before}
 
 
-def test_a_job_gets_the_users_environment_and_the_sites(
-    finished: Callable[..., tuple[JobView, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_job_gets_the_users_environment_and_the_sites(finished, monkeypatch, tmp_path) -> None:
     leaks = {
         "SBATCH_PARTITION": "nonsense",
         "SBATCH_EXPORT": "NONE",
@@ -183,22 +176,20 @@ def test_a_job_gets_the_users_environment_and_the_sites(
     assert int(variables["MASTER_PORT"]) == rendezvous_port(view.job_id, 0)
 
 
-def test_python_imports_nothing_from_where_it_stands(
-    finished: Callable[..., tuple[JobView, str]], tmp_path: Path
-) -> None:
+def test_python_imports_nothing_from_where_it_stands(finished, tmp_path) -> None:
     (tmp_path / "json.py").write_text("raise RuntimeError('from the working folder')")
     view, _ = finished((sys.executable, "-c", "import json"))
     assert view.outcome is Outcome.OK
 
 
-def test_a_set_up_that_fails_stops_the_job(finished: Callable[..., tuple[JobView, str]]) -> None:
+def test_a_set_up_that_fails_stops_the_job(finished) -> None:
     view, log = finished(("echo", "started"), SiteProfile(setup=("module load nonsense",)))
     assert view.outcome is Outcome.CRASHED
     assert "module: command not found" in log
     assert "started" not in log
 
 
-def test_names_and_paths_are_taken_as_they_are(lab: Any, tmp_path: Path) -> None:
+def test_names_and_paths_are_taken_as_they_are(lab, tmp_path) -> None:
     folder, logs = tmp_path / NASTY, tmp_path / NASTY.replace("\\", "") / "logs %j %% \u00e9"
     folder.mkdir()
     logs.mkdir(parents=True)
@@ -216,7 +207,7 @@ def test_names_and_paths_are_taken_as_they_are(lab: Any, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "name", ["'", '"', "\\", "a\\'b", '\\"', "#", "a #b", "hetjob", ":", "$HOME", "%j", " "]
 )
-def test_sbatch_reads_every_name_as_it_is(lab: Any, tmp_path: Path, name: str) -> None:
+def test_sbatch_reads_every_name_as_it_is(lab, tmp_path, name) -> None:
     client = Client()
     held = SiteProfile(directives={"hold": True})
     job_id = client.submit(job_script(held, job(tmp_path, ("true",), name=name)))
@@ -236,9 +227,7 @@ AGENT = """
 
 
 @pytest.mark.parametrize("failing", [None, "2"])
-def test_one_agent_runs_on_each_node(
-    finished: Callable[..., tuple[JobView, str]], tmp_path: Path, failing: str | None
-) -> None:
+def test_one_agent_runs_on_each_node(finished, tmp_path, failing) -> None:
     placement = Placement(nodes=4, gpus_per_node=2)
     environment = {"SITE": "here"} | ({} if failing is None else {"FAILING": failing})
     site = SiteProfile(
@@ -257,7 +246,7 @@ def test_one_agent_runs_on_each_node(
         assert "n3: task 2: Exited with exit code 3" in log
 
 
-def test_the_cluster_describes_itself(lab: Any) -> None:
+def test_the_cluster_describes_itself(lab) -> None:
     cluster = Client().cluster()
     assert (Client().cluster_name, cluster.has_accounting, cluster.associations) == ("lab", False, None)
     nodes = {group.partition: group.nodes for group in cluster.groups}
@@ -267,7 +256,7 @@ def test_the_cluster_describes_itself(lab: Any) -> None:
     assert all((group.gpus, group.cpus, group.is_up) == ({"h100": 8}, 16, True) for group in cluster.groups)
 
 
-def test_a_cluster_that_is_not_there(lab: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_cluster_that_is_not_there(lab, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "none.conf"))
     with pytest.raises(SlurmError, match="squeue --me"):
         Client(timeout_s=0.5).own_jobs()
@@ -284,7 +273,7 @@ KILLED_SESSION = """
 """
 
 
-def test_a_killed_session_does_no_harm(running_lab: Any) -> None:
+def test_a_killed_session_does_no_harm(running_lab) -> None:
     fixtures = Path(__file__).parents[1] / "laws" / "slurm_fixtures.py"
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(KILLED_SESSION), str(fixtures)],

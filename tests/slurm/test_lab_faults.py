@@ -6,7 +6,6 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,7 +34,7 @@ Started = Callable[..., tuple[int, Path]]
 
 
 @pytest.fixture
-def started(lab: Any, tmp_path: Path) -> Started:
+def started(lab, tmp_path) -> Started:
     """Submits a program, and gives the job's id and its log once it runs."""
 
     def start(program: str = PROGRAM, nodes: int = 1, requeue: bool = True) -> tuple[int, Path]:
@@ -61,7 +60,7 @@ def lines(log: Path) -> list[str]:
     return [line for line in log.read_text().splitlines() if line.startswith(("start", "SIG"))]
 
 
-def test_the_program_gets_the_signals_of_a_cancelled_job(lab: Any, started: Started) -> None:
+def test_the_program_gets_the_signals_of_a_cancelled_job(lab, started) -> None:
     job_id, log = started()
     Client().cancel([job_id])
     assert lab.wait_for(job_id, "CANCELLED").outcome is Outcome.CANCELLED
@@ -69,7 +68,7 @@ def test_the_program_gets_the_signals_of_a_cancelled_job(lab: Any, started: Star
 
 
 @pytest.mark.slow
-def test_jobs_at_their_time_limit_and_one_that_is_put_back(lab: Any, started: Started) -> None:
+def test_jobs_at_their_time_limit_and_one_that_is_put_back(lab, started) -> None:
     told, told_log = started()
     ended, ended_log = started("print('start', flush=True); import time; time.sleep(600)")
     requeued, log = started()
@@ -94,7 +93,7 @@ def test_jobs_at_their_time_limit_and_one_that_is_put_back(lab: Any, started: St
     ]
 
 
-def test_a_held_job_is_seen_to_wait_for_somebody(lab: Any, started: Started) -> None:
+def test_a_held_job_is_seen_to_wait_for_somebody(lab, started) -> None:
     job_id, _ = started()
     lab.command("scontrol", "requeuehold", str(job_id))
     view = lab.wait_for(job_id, "PENDING")
@@ -102,7 +101,7 @@ def test_a_held_job_is_seen_to_wait_for_somebody(lab: Any, started: Started) -> 
 
 
 @pytest.mark.slow
-def test_lost_nodes_send_their_jobs_to_others(lab: Any, started: Started) -> None:
+def test_lost_nodes_send_their_jobs_to_others(lab, started) -> None:
     stays, _ = started(nodes=1, requeue=False)
     moves, log = started()
     loses_power, dark_log = started()
@@ -122,7 +121,7 @@ def test_lost_nodes_send_their_jobs_to_others(lab: Any, started: Started) -> Non
 
 
 @pytest.mark.parametrize("requeue", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_preemption(lab: Any, started: Started, requeue: bool) -> None:
+def test_preemption(lab, started, requeue) -> None:
     job_id, log = started(nodes=4, requeue=requeue)
     urgent = (
         "sbatch",

@@ -27,7 +27,7 @@ START = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T10:31:18"
         (" DUE to SIGNAL Terminated", Outcome.UNKNOWN, "Slurm ended it due to signal terminated"),
     ],
 )
-def test_each_notice_has_its_outcome(end: str, outcome: Outcome, words: str) -> None:
+def test_each_notice_has_its_outcome(end, outcome, words) -> None:
     assert read_notice(f"training\n{START}{end} ***\nmore\n", 7) == (outcome, words)
 
 
@@ -64,9 +64,8 @@ def test_srun_names_a_node_that_failed() -> None:
         "Slurm job 8 has expired.",
     ],
 )
-def test_srun_says_that_the_job_is_over(words: str) -> None:
+def test_srun_says_that_the_job_is_over(words) -> None:
     match = ALLOCATION_OVER.search(f"srun: lacks support for cpu binding\nsrun: error: {words}\nmore\n")
-    assert match is not None
     assert match["words"] == words
 
 
@@ -79,7 +78,6 @@ def test_srun_says_that_another_step_holds_the_nodes() -> None:
     words = "Job 3 step creation temporarily disabled, retrying (Requested nodes are busy)"
     log = f"srun: cluster configuration lacks support for cpu binding\nsrun: {words}\n"
     match = STEP_PENDING.search(log)
-    assert match is not None
     assert match["words"] == words
     # What comes then, such as an image that is fetched, is not the creation of the step.
     assert STEP_PENDING.search(f"{log}srun: Step created for job 3\n") is None

@@ -37,7 +37,7 @@ def job(nodes: int = 4, gpus_per_node: int = 8, **changes: object) -> ScriptJob:
         "log_folder": Path("/home/me/bench/runs/study/jobs"),
         "command": COMMAND,
     }
-    return ScriptJob(**(values | changes))  # type: ignore[arg-type]
+    return ScriptJob(**(values | changes))
 
 
 def follow_up(**changes: object) -> ScriptJob:
@@ -72,18 +72,18 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_whole_scripts(name: str) -> None:
+def test_whole_scripts(name) -> None:
     approved(HERE / "golden" / f"{name}.sh", SCRIPTS[name])
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_bash_reads_every_script(name: str) -> None:
+def test_bash_reads_every_script(name) -> None:
     subprocess.run(["bash", "-n"], input=SCRIPTS[name].encode(), check=True)
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck here")
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_shellcheck_finds_nothing(name: str) -> None:
+def test_shellcheck_finds_nothing(name) -> None:
     # Left out: files that only a cluster has, quoted text that looks like code, and the nasty site's own.
     left_out = "--exclude=SC1090,SC1091,SC2016"
     done = subprocess.run(["shellcheck", left_out, "-"], input=SCRIPTS[name].encode(), capture_output=True)
@@ -91,13 +91,13 @@ def test_shellcheck_finds_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("character", ["\n", "\r", "\0", "\t", "\x1b", "\udcff"])
-def test_what_a_directive_cannot_carry_is_refused(character: str) -> None:
+def test_what_a_directive_cannot_carry_is_refused(character) -> None:
     with pytest.raises(UsageError, match="job-name cannot hold the character"):
         job_script(SiteProfile(), job(name=f"a{character}b"))
 
 
 @pytest.mark.parametrize("character", ["\r", "\0", "\udcff"])
-def test_what_a_script_cannot_hold_is_refused(character: str) -> None:
+def test_what_a_script_cannot_hold_is_refused(character) -> None:
     with pytest.raises(UsageError, match="a script cannot hold the character"):
         job_script(SiteProfile(), job(command=("echo", f"a{character}b")))
 
@@ -130,12 +130,12 @@ PRINTABLE = st.text(st.sampled_from("ab \\'\"#%$=") | st.characters(exclude_cate
 
 
 @given(PRINTABLE)
-def test_sbatch_reads_back_what_was_written(value: str) -> None:
+def test_sbatch_reads_back_what_was_written(value) -> None:
     assert read_by_sbatch(directive("job-name", value)) == f"--job-name={value}"
 
 
 @given(PRINTABLE.filter(lambda path: "\\" not in path))
-def test_a_log_pattern_stands_for_its_path_alone(path: str) -> None:
+def test_a_log_pattern_stands_for_its_path_alone(path) -> None:
     pattern = log_pattern(path)
     assert pattern.replace("%%", "") == path.replace("%", "")
     assert pattern.count("%") == 2 * path.count("%")
@@ -149,7 +149,7 @@ SHELL_TEXT = st.text(
 
 @settings(max_examples=40)
 @given(st.lists(SHELL_TEXT, min_size=1, max_size=4), SHELL_TEXT)
-def test_bash_reads_back_what_was_written(words: list[str], value: str) -> None:
+def test_bash_reads_back_what_was_written(words, value) -> None:
     script = job_script(SiteProfile(environment={"VALUE": value}), job(command=("printf", "%s\\0", *words)))
     # Without Slurm's commands, and with the variable shown before what the command gets.
     body = script.replace("$(scontrol show hostnames", "$(echo").replace("scontrol --oneliner", "true")
@@ -164,7 +164,7 @@ def test_bash_reads_back_what_was_written(words: list[str], value: str) -> None:
     assert done.stdout.decode().split("\0") == [value, *words, ""]
 
 
-def test_a_follow_up_reads_relative_paths_where_the_call_was_made(tmp_path: Path) -> None:
+def test_a_follow_up_reads_relative_paths_where_the_call_was_made(tmp_path) -> None:
     folder = tmp_path / "it's here"
     folder.mkdir()
     (folder / "study.yaml").write_text("found")
@@ -182,7 +182,7 @@ def test_a_follow_up_reads_relative_paths_where_the_call_was_made(tmp_path: Path
         ("echo slurm_load_node error >&2; exit 1", "n1"),
     ],
 )
-def test_the_address_is_that_of_the_first_node_or_its_name(tmp_path: Path, answer: str, address: str) -> None:
+def test_the_address_is_that_of_the_first_node_or_its_name(tmp_path, answer, address) -> None:
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f'#!/bin/sh\n[ "$2" = hostnames ] && printf "n1\\nn2\\n" && exit\n{answer}\n')
     scontrol.chmod(0o755)
@@ -198,7 +198,7 @@ def test_the_address_is_that_of_the_first_node_or_its_name(tmp_path: Path, answe
 
 
 @given(SHELL_TEXT)
-def test_a_word_of_the_shell_is_one_word(text: str) -> None:
+def test_a_word_of_the_shell_is_one_word(text) -> None:
     assert shlex.split(shell(text)) == [text]
 
 
@@ -254,5 +254,5 @@ def test_agents_in_a_container() -> None:
         (SiteProfile(gpu_request="gpus-per-node", gpu_type="a100"), "#SBATCH --gpus-per-node=a100:2"),
     ],
 )
-def test_how_gpus_are_asked_for(site: SiteProfile, line: str) -> None:
+def test_how_gpus_are_asked_for(site, line) -> None:
     assert [each for each in job_script(site, job(gpus_per_node=2)).splitlines() if "gpu" in each] == [line]

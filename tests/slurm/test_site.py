@@ -27,7 +27,7 @@ def overridden(base: SiteProfile, values: Mapping[str, object]) -> SiteProfile:
 
 
 @pytest.mark.parametrize("name", sorted({path.name for path in SITES.iterdir()} - {"kubernetes.yaml"}))
-def test_every_example_is_read(name: str) -> None:
+def test_every_example_is_read(name) -> None:
     assert SITE_FILE.read(SITES / name).partition is not None
 
 
@@ -83,7 +83,7 @@ MISTAKES = (
 )
 
 
-def test_a_mistake_is_named_in_one_line(tmp_path: Path) -> None:
+def test_a_mistake_is_named_in_one_line(tmp_path) -> None:
     said = []
     for text in MISTAKES:
         with pytest.raises(UsageError) as caught:
@@ -109,13 +109,13 @@ def test_a_mistake_is_named_in_one_line(tmp_path: Path) -> None:
         ("[" * 600, ", line 1: nested deeper than any option is"),
     ],
 )
-def test_what_yaml_would_take_or_trip_over_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_what_yaml_would_take_or_trip_over_is_refused(tmp_path, text, message) -> None:
     with pytest.raises(UsageError) as caught:
         site(tmp_path, text)
     assert str(caught.value).startswith(f"{tmp_path / 'site.yaml'}{message}")
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read(tmp_path) -> None:
     with pytest.raises(UsageError, match=r"there is no site profile .*docs/sites"):
         SITE_FILE.read(tmp_path / "none.yaml")
     with pytest.raises(UsageError, match="cannot read"):

@@ -162,9 +162,7 @@ CHECKS: list[tuple[str, str, Cluster, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("level", "about", "cluster", "changes"), CHECKS)
-def test_a_rule_judges_from_both_sides(
-    level: str, about: str, cluster: Cluster, changes: dict[str, Any]
-) -> None:
+def test_a_rule_judges_from_both_sides(level, about, cluster, changes) -> None:
     found = cluster_checks(SiteProfile(**(SITE | changes)), cluster)
     assert {each.about: each.level for each in found}[about] == level
 
@@ -216,9 +214,7 @@ def test_what_cannot_be_checked_is_left_out() -> None:
         ),
     ],
 )
-def test_each_of_several_partitions_is_checked(
-    partition: dict[str, str], cluster: Cluster, wrong: list[tuple[str, str]]
-) -> None:
+def test_each_of_several_partitions_is_checked(partition, cluster, wrong) -> None:
     found = cluster_checks(SiteProfile(**(SITE | partition)), cluster)
     assert [(each.about, each.words) for each in found if each.level == "wrong"] == wrong
 
@@ -227,7 +223,7 @@ def test_each_of_several_partitions_is_checked(
     ("sizes", "nodes", "words"),
     [("2-4", 1, "at least 2;"), ("2-4", 4, None), ("3", 4, "at most 3;"), ("1-infinite", 9_999, None)],
 )
-def test_a_job_has_as_many_nodes_as_its_partition_allows(sizes: str, nodes: int, words: str | None) -> None:
+def test_a_job_has_as_many_nodes_as_its_partition_allows(sizes, nodes, words) -> None:
     why = over_limits(SiteProfile(partition="p"), nodes, 60, read_sinfo(f"p|up|1:00|{sizes}|9|idle|8|10|\n"))
     assert (why is None) if words is None else (words in str(why))
 
@@ -243,7 +239,7 @@ def test_a_job_has_as_many_nodes_as_its_partition_allows(sizes: str, nodes: int,
         (False, "unknown inval blocked future melted undrained"),
     ],
 )
-def test_a_state_takes_jobs_or_not(usable: bool, states: str) -> None:
+def test_a_state_takes_jobs_or_not(usable, states) -> None:
     for state in states.split():
         level, words = told(replace(CLUSTER, groups=(replace(NODES, state=state), SERIAL)))["partition"]
         count, advice = (4, "") if usable else (0, "; wait for them, or name another")
@@ -254,12 +250,12 @@ def test_a_state_takes_jobs_or_not(usable: bool, states: str) -> None:
 LAB = SiteProfile(partition="main", gpu_type="h100", gpus_per_node=8, cpus_per_gpu=2, memory_per_node="0")
 
 
-def test_a_right_profile_on_a_real_cluster(lab: Any) -> None:
+def test_a_right_profile_on_a_real_cluster(lab) -> None:
     found = cluster_checks(LAB, Client().cluster())
     assert {each.level for each in found} == {"fine"}
 
 
-def test_a_wrong_profile_on_a_real_cluster(lab: Any) -> None:
+def test_a_wrong_profile_on_a_real_cluster(lab) -> None:
     site = SiteProfile(
         partition="main", gpu_type="h100", gpus_per_node=9, cpus_per_gpu=2, time=TimeLimits(maximum="2d")
     )
@@ -278,7 +274,7 @@ def test_a_wrong_profile_on_a_real_cluster(lab: Any) -> None:
     }
 
 
-def test_nodes_and_partitions_that_are_taken_out(lab: Any) -> None:
+def test_nodes_and_partitions_that_are_taken_out(lab) -> None:
     lab.command("scontrol", "update", "nodename=n1,n2", "state=drain", "reason=test")
     try:
         words = {each.about: each.words for each in cluster_checks(LAB, Client().cluster())}

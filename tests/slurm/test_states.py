@@ -44,18 +44,18 @@ FLAGS = {
 
 
 @pytest.mark.parametrize("state", BASE)
-def test_base_states(state: str) -> None:
+def test_base_states(state) -> None:
     assert (phase_of(state), outcome_of(state)) == BASE[state]
 
 
 @pytest.mark.parametrize("state", FLAGS)
-def test_flags(state: str) -> None:
+def test_flags(state) -> None:
     assert phase_of(state) is FLAGS[state]
     assert outcome_of(state) is Outcome.UNKNOWN
 
 
 @pytest.mark.parametrize("state", ["", "?", "completed", "COMPLETED+", "DONE", "CANCELLED by 0", "None"])
-def test_what_is_not_listed_never_counts_as_an_end(state: str) -> None:
+def test_what_is_not_listed_never_counts_as_an_end(state) -> None:
     assert phase_of(state) is JobPhase.UNKNOWN
     assert not phase_of(state).ended
     assert outcome_of(state) is Outcome.UNKNOWN
@@ -76,7 +76,7 @@ def test_what_is_not_listed_never_counts_as_an_end(state: str) -> None:
         (None, Outcome.CRASHED),
     ],
 )
-def test_reasons_tell_failures_apart(reason: str | None, expected: Outcome) -> None:
+def test_reasons_tell_failures_apart(reason, expected) -> None:
     assert outcome_of("FAILED", reason) is expected
 
 
@@ -103,5 +103,5 @@ def test_a_job_that_completed_with_an_error_is_not_done() -> None:
         (None, False),
     ],
 )
-def test_held(reason: str | None, held: bool) -> None:
+def test_held(reason, held) -> None:
     assert waits_for_somebody(reason) is held

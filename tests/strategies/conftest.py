@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import timedelta
 from typing import Any
 
 import pytest
+import rank_builders
 import torch
 import torch.distributed as dist
 
@@ -15,14 +16,7 @@ from harness.worker.exchange.group import ExchangeGroup
 
 TIMEOUT = timedelta(seconds=300)
 """It ends a hang: a machine may stand still for longer than Gloo would wait for a message."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+one_thread = rank_builders.one_thread
 
 
 class ThreadGroup(ExchangeGroup):

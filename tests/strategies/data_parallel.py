@@ -139,7 +139,7 @@ class Tied(Deep):
 
     def __init__(self) -> None:
         super().__init__()
-        self.last = nn.Identity()  # type: ignore[assignment]
+        self.last = nn.Identity()
         self.blocks[2].a.weight = self.blocks[0].a.weight
 
     def head(self, x: Tensor) -> Tensor:
@@ -292,7 +292,7 @@ class Serial:
     def __init__(self, model: str, replicas: int, settings: dict[str, Any]) -> None:
         self.module = build(model)
         if settings.get("memory_format") == "channels_last":
-            self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.module = self.module.to(memory_format=torch.channels_last)
         self.optimizer = _optimizer(settings.get("optimizer", SGD), self.module)
         self.replicas = replicas
         self.accumulation = settings.get("accumulation", 1)

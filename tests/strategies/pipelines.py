@@ -106,7 +106,7 @@ def frozen() -> nn.Module:
     module.first.requires_grad_(False)
     for block in (0, 1, 2):
         module.body[block].requires_grad_(False)
-    module.body[6][0].weight.requires_grad_(False)  # type: ignore[index]
+    module.body[6][0].weight.requires_grad_(False)
     return module
 
 
@@ -257,7 +257,7 @@ def overflowing_step(rank: int, where: int) -> list[tuple[float, bool]]:
         before = copied(trainer.model.bare.named_parameters())
         trainer.compute_gradients(iter([batch("tied", step, 0, 0)]))
         if step == 0 and rank == where:
-            next(p for p in trainer.model.parameters() if p.grad is not None).grad.fill_(torch.inf)  # type: ignore[union-attr]
+            next(p for p in trainer.model.parameters() if p.grad is not None).grad.fill_(torch.inf)
         trainer.update()
         after = trainer.model.bare.named_parameters()
         found.append((trainer.scaler.get_scale(), any(not torch.equal(p, before[n]) for n, p in after)))

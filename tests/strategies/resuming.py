@@ -137,11 +137,11 @@ def train(trainer: Trainer, steps: int) -> list[float]:
     """The loss of each step."""
     losses = []
     for _ in range(steps):
-        losses.append(trainer.step(iter(trainer.attached["data"])).item())  # type: ignore[call-overload]
+        losses.append(trainer.step(iter(trainer.attached["data"])).item())
         with warnings.catch_warnings():
             # Where the first step overflows torch takes the schedule to be ahead of the optimizer.
             warnings.simplefilter("ignore")
-            trainer.attached["schedule"].step()  # type: ignore[attr-defined]
+            trainer.attached["schedule"].step()
     return losses
 
 

@@ -39,7 +39,7 @@ class Serial:
         for name, _ in self.module.named_parameters():
             shares = [twin.get_parameter(name).grad for twin in twins]
             if shares[0] is not None:
-                gradients[name] = sum(shares) / self.replicas  # type: ignore[arg-type,operator]
+                gradients[name] = sum(shares) / self.replicas
         buffers = [copied(twin.named_buffers()) for twin in twins]
         for name, buffer in self.module.named_buffers():
             buffer.copy_(buffers[0][name])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rank_builders import Queues
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -28,12 +29,6 @@ def gradients_of(rank: int) -> list[tuple[Tensor, int]]:
     shapes = [(8,), (5,), (0,), (), (2, 3, 1)]
     own = [torch.randn(shape, generator=generator) for shape in shapes]
     return [(alike, 3), *((value, 1) for value in own), (torch.randn(3, 5, generator=generator).t(), 1)]
-
-
-class Queues(Host):
-    """The CPU, taken for a device whose calls return before their work is done."""
-
-    asynchronous = True
 
 
 def clipped(group: ExchangeGroup, max_norm: float) -> list[Tensor]:

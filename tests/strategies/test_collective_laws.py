@@ -74,7 +74,9 @@ def sum_whole_numbers(group: ExchangeGroup, spec: str) -> list[list[Tensor]]:
     ]
 
 
-@pytest.mark.parametrize("size", range(1, 9))
+@pytest.mark.parametrize(
+    "size", [1, 2, 3, 4, *(pytest.param(size, marks=pytest.mark.slow) for size in (5, 6, 7)), 8]
+)
 @pytest.mark.parametrize("spec", SPECS)
 def test_sums_of_whole_numbers_are_exact(threads, spec, size) -> None:
     for of_node_sizes in threads(size, sum_whole_numbers, spec):

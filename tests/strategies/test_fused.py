@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from rank_builders import Queues
 from torch import Tensor, nn
 
 from strategies import Trainer, TrainSettings
@@ -16,12 +17,6 @@ from strategies.devices import KINDS, Host
 from strategies.optimizers import build_optimizer
 
 CPU = torch.device("cpu")
-
-
-class Queues(Host):
-    """The CPU, taken for a device whose calls return before their work is done."""
-
-    asynchronous = True
 
 
 def batches(first: int) -> Iterator[tuple[Tensor, Tensor]]:

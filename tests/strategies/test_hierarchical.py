@@ -62,13 +62,21 @@ def exchanged(
     return found
 
 
-@pytest.mark.parametrize(("size", "node_size", "via"), CASES)
-def test_uncompressed_it_is_the_sum_over_all_ranks(threads, size, node_size, via) -> None:
+@pytest.mark.parametrize(
+    ("size", "node_size", "via"),
+    [
+        *(
+            (size, node_size, via)
+            for size, node_size in ((3, 1), (4, 4), (6, 3))
+            for via in ("shards", "leaders")
+        ),
+        (7, 3, "leaders"),
+    ],
+)
+def test_uncompressed_it_hands_over_what_each_way_takes(threads, size, node_size, via) -> None:
+    """Its sums are in test_collective_laws.py."""
     for rank, found in enumerate(threads(size, exchanged, node_size, via, Dense)):
-        for numel, (sums, residual, payload) in zip(NUMELS, found, strict=True):
-            # Of 2 ** r over all ranks: 2 ** size - 1.
-            assert sums == [(2**size - 1) * (1000 + place) for place in range(numel)]
-            assert residual == [0] * numel
+        for numel, (_, _, payload) in zip(NUMELS, found, strict=True):
             assert payload == 4 * floats_handed_over(rank, size, node_size, via, numel)
 
 

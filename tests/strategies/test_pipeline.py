@@ -36,7 +36,7 @@ SCHEDULES = [
     pytest.param(2, "gpipe", [*SECOND, "found, accumulated"], marks=pytest.mark.slow),
     (2, "1f1b", [*FIRST, *SECOND]),
     (2, "interleaved", [*FIRST, *SECOND]),
-    (4, "1f1b", FIRST),
+    pytest.param(4, "1f1b", FIRST, marks=pytest.mark.slow),
     (4, "1f1b:dp=2", SECOND),
 ]
 MORE_SCHEDULES = [
@@ -60,6 +60,7 @@ def test_every_schedule_trains_as_the_model_does_in_one_piece(ranks, size, sched
         serial_pipelines.assert_as_serial(results, case, strategy)
 
 
+@pytest.mark.slow
 def test_sums_in_another_order_train_alike(ranks, other_rounding) -> None:
     strategy = "pipeline:1f1b:dp=2:microbatches=4"
     results = ranks(4, other_rounding.otherwise, pipelines.__file__, "train", strategy, SECOND)

@@ -276,7 +276,7 @@ class OtherOnOneRank(Blocks):
         y = self.blocks[0](y)
         if here and (self.how == "detached" or (self.how == "detached at first" and self.calls == 1)):
             y = y.detach()
-        return self.last(self.blocks[1:](y))  # type: ignore[no-any-return]
+        return self.last(self.blocks[1:](y))
 
 
 def step_of_others(group: ExchangeGroup, strategy: str, how: str) -> str:

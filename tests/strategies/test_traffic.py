@@ -299,7 +299,11 @@ BY_OPERATION = {"all_reduce": "sum", "reduce_scatter": "sum", "all-reduce": "sum
 @pytest.mark.parametrize(
     ("size", "strategy", "settings"),
     [
-        *((size, strategy, {}) for size in range(2, 9) for strategy in ("ddp", "local-sgd:1", *GATHERED)),
+        *(
+            pytest.param(size, strategy, {}, marks=pytest.mark.slow if size in (5, 6, 7) else ())
+            for size in range(2, 9)
+            for strategy in ("ddp", "local-sgd:1", *GATHERED)
+        ),
         *((256, strategy, {}) for strategy in ("ddp", "local-sgd:1", *GATHERED)),
         *((size, "hsdp", {"node_size": 2}) for size in WHOLE_NODES),
         (256, "hsdp", {"node_size": 8}),

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 import runpy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import pytest
+import rank_builders
 import torch
-from rank_builders import CPU, Ranks, a_context, a_rank
+from rank_builders import CPU, a_context, a_rank
 
 from harness.worker.cell.memory import MemoryLimit
 from harness.worker.cell.setup import CellSetup
@@ -27,14 +28,7 @@ from strategies.catalog import group_layout
 from strategies.training.gathered import CopiesDifferError
 
 Fields = dict[str, Any]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+one_thread = rank_builders.one_thread
 
 
 def _cell(size: int, fields: Fields) -> Cell:
@@ -110,7 +104,7 @@ def _place(broken: Callable[..., object] | None) -> tuple[str, str] | None:
 
 
 @pytest.fixture(scope="session")
-def whole_runs(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Fields]]:
+def whole_runs(ranks, tmp_path_factory) -> Callable[..., list[Fields]]:
     """`whole_runs(2, fields)` is what two ranks record of a run of a cell; `broken` as of `proofs`."""
 
     def run(
@@ -128,7 +122,7 @@ def whole_runs(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Callab
 
 
 @pytest.fixture(scope="session")
-def proofs(ranks: Ranks) -> Callable[..., list[Fields]]:
+def proofs(ranks) -> Callable[..., list[Fields]]:
     """`proofs(2, fields)` is what each of two ranks finds of a cell with these fields.
 
     `broken`, a context manager (rank, size) at the top of a test file, is open on every rank meanwhile;

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from rank_builders import CPU, MS, Ranks, a_stopwatch
+from rank_builders import CPU, MS, a_stopwatch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
@@ -240,7 +240,7 @@ def missed_exposed(case: str, results: list[dict[str, Any]]) -> list[str]:
     ("case", "strategy"),
     [("hidden", DDP), ("exposed", DDP), *((case, SCRATCH) for case in PLANTED)],
 )
-def test_on_off_quads_and_the_recorder_find_the_exposed_time(ranks: Ranks, case: str, strategy: str) -> None:
+def test_on_off_quads_and_the_recorder_find_the_exposed_time(ranks, case, strategy) -> None:
     def attempt() -> list[dict[str, Any]]:
         return ranks(2, exposed, strategy, PLANTED[case])
 
@@ -267,7 +267,7 @@ def delayed(rank: int, strategy: str, slow_rank: int | None, how: str) -> dict[s
 
     if rank == slow_rank:
         # Before the large one and after the small one.
-        model.computation.run = delay  # type: ignore[method-assign]
+        model.computation.run = delay
     operations = watch.record(exchange, CPU).operations
     large = int(TRANSFER_MS * BYTES_PER_MS)
     assert set(operations.payload_bytes) == {4 * FEWEST, large}
@@ -286,7 +286,7 @@ def delayed(rank: int, strategy: str, slow_rank: int | None, how: str) -> dict[s
     ],
 )
 def test_a_late_rank_is_a_wait_of_the_others_and_leaves_the_transfer_alone(
-    ranks: Ranks, slow_rank: int | None, how: str, strategy: str
+    ranks, slow_rank, how, strategy
 ) -> None:
     """The least transfer may be off by a third; waits, by their medians, by half of the delay."""
     size = 2 if how == "burn" else 3

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from rank_builders import Queues
 from torch import Tensor
 
 from harness.worker.rank import control
@@ -15,25 +16,19 @@ from harness.worker.rank.process import keep_imports, tear_down, tune_kernels
 from strategies.devices import KINDS, Host
 
 
-class Queues(Host):
-    """The CPU, taken for a device whose calls return before their work is done."""
-
-    asynchronous = True
-
-
 def hashed(*values: Tensor) -> float:
     return hash_number((str(place), value) for place, value in enumerate(values))
 
 
 @pytest.fixture(params=[Host, Queues])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def kind(request, monkeypatch) -> None:
     monkeypatch.setitem(KINDS, "cpu", request.param)
     monkeypatch.setattr(control, "PIECE", 8)
 
 
 @pytest.mark.usefixtures("kind")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
-def test_every_bit_and_its_place_is_in_the_hash(dtype: torch.dtype) -> None:
+def test_every_bit_and_its_place_is_in_the_hash(dtype) -> None:
     values = torch.arange(37).remainder(2 if dtype == torch.bool else 37).to(dtype)
     whole = hashed(values)
     assert hashed(values.clone()) == whole
@@ -52,9 +47,7 @@ def test_what_is_empty_or_a_single_number_has_a_hash() -> None:
     assert len({hashed(torch.zeros(0)), hashed(torch.zeros(())), hashed(torch.ones(()))}) == 3
 
 
-def test_words_are_multiplied_by_odd_numbers_and_added_up_modulo_2_to_the_64(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_words_are_multiplied_by_odd_numbers_and_added_up_modulo_2_to_the_64(monkeypatch) -> None:
     monkeypatch.setattr(control, "PIECE", 4)
     words = [1, -2, 2**31 - 1, -(2**31), 5, 6]
     octets = torch.tensor(words, dtype=torch.int32).view(torch.uint8)
@@ -80,9 +73,7 @@ def test_what_the_process_has_imported_is_in_no_later_collection() -> None:
 
 
 @pytest.mark.parametrize(("taken_for", "tuned"), [(Host, False), (Queues, True)])
-def test_cudnn_tunes_convolutions_on_a_gpu_until_the_run_ends(
-    monkeypatch: pytest.MonkeyPatch, taken_for: type[Host], tuned: bool
-) -> None:
+def test_cudnn_tunes_convolutions_on_a_gpu_until_the_run_ends(monkeypatch, taken_for, tuned) -> None:
     monkeypatch.setitem(KINDS, "cpu", taken_for)
     cudnn, device = torch.backends.cudnn, torch.device("cpu")
     for on in (False, True):

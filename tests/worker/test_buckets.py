@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from rank_builders import CPU, Ranks
+from rank_builders import CPU
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -85,7 +85,6 @@ def count(
                     trainer.step(batches)
             exchange.traffic.recorder = exchange.traffic.buckets = None
             buckets, unknown = counter.counted(group_layout(fields["strategy"], 2))
-            assert buckets is not None
             found.append((buckets.started, buckets.early, buckets.left, unknown))
     # In the first period a strategy learns in which order gradients come.
     return found[1:]
@@ -114,15 +113,13 @@ def count(
         ({"strategy": "local-sgd:2"}, [0, 1], [0, 0]),
     ],
 )
-def test_the_same_buckets_begin_early_in_every_repetition(
-    ranks: Ranks, fields: dict[str, Any], started: list[int], early: list[int]
-) -> None:
+def test_the_same_buckets_begin_early_in_every_repetition(ranks, fields, started, early) -> None:
     for found in ranks(2, count, fields, False):
         assert [(each[0], each[1], each[3]) for each in found] == [(started, early, {})] * 3
         assert found[0][2] == found[1][2] == found[2][2]
 
 
-def test_an_exchange_that_has_lost_its_overlap_begins_no_bucket_early(ranks: Ranks) -> None:
+def test_an_exchange_that_has_lost_its_overlap_begins_no_bucket_early(ranks) -> None:
     fields = {"strategy": "scratch-ddp:first_bucket_mb=0.01:bucket_mb=0.01"}
     for found in ranks(2, count, fields, True):
         assert found == [([4], [0], [[0.0] * 4], {})] * 3
@@ -150,9 +147,7 @@ PLAIN_LEFT = [12 / 17, 8 / 17, 4 / 17, 0.0]
         ({"strategy": "ddp:bucket_mb=0.01"}, Penalised, [24 / 43, 16 / 43, 8 / 43, 0.0]),
     ],
 )
-def test_what_is_left_of_backward_is_counted_by_nodes(
-    ranks: Ranks, fields: dict[str, Any], model: type[nn.Sequential], left: list[float]
-) -> None:
+def test_what_is_left_of_backward_is_counted_by_nodes(ranks, fields, model, left) -> None:
     """The order alone is blind to the penalty: as many buckets begin early."""
     for found in ranks(2, count, fields, False, model):
         assert found == [([4], [3], [left], {})] * 3
@@ -175,9 +170,7 @@ class Compiled(nn.Sequential):
         pytest.param(Compiled, "a compiled backward pass is a single node", marks=pytest.mark.slow),
     ],
 )
-def test_nodes_that_hide_backward_leave_its_rest_unknown(
-    ranks: Ranks, model: type[nn.Sequential], reason: str
-) -> None:
+def test_nodes_that_hide_backward_leave_its_rest_unknown(ranks, model, reason) -> None:
     for found in ranks(2, count, SCRATCH, False, model):
         assert [(left, unknown) for _, _, left, unknown in found] == [(None, {"backward_left": reason})] * 3
 
@@ -190,7 +183,7 @@ def test_nodes_that_hide_backward_leave_its_rest_unknown(
         (GroupLayout(replicate=2), [0], "the strategy computes its loss by itself"),
     ],
 )
-def test_what_is_not_known_has_a_reason(groups: GroupLayout, buckets: list[int] | None, unknown: str) -> None:
+def test_what_is_not_known_has_a_reason(groups, buckets, unknown) -> None:
     counter = BucketCounter(SilentObserver())
     counter.begins(Phase.BACKWARD)
     counter.step_done(torch.zeros(()))

@@ -11,7 +11,7 @@ from harness.worker.rank.rank import Rank
 
 
 @pytest.mark.parametrize(("node_size", "expected"), [(None, 3), (2, 2)])
-def test_a_node_is_the_virtual_one_or_the_ranks_beside_this_one(node_size: int | None, expected: int) -> None:
+def test_a_node_is_the_virtual_one_or_the_ranks_beside_this_one(node_size, expected) -> None:
     cell = a_cell(strategy="single", gpus=1, node_size=node_size, seed=7)
     setup = CellSetup(
         cell=cell,
@@ -19,6 +19,6 @@ def test_a_node_is_the_virtual_one_or_the_ranks_beside_this_one(node_size: int |
         device=torch.device("cpu"),
         source_folder=None,
     )
-    settings = setup.trainer(setup.workload(), None).settings  # type: ignore[arg-type]
+    settings = setup.trainer(setup.workload(), None).settings
     assert settings.node_size == expected
     assert (settings.strategy, settings.optimizer, settings.seed) == ("single", "sgd", 7)

@@ -28,7 +28,7 @@ def trained_under_a_clock(accumulation: int, steps: int) -> StepColumns:
     return watch.drain()
 
 
-def test_phases_of_two_steps_last_until_the_next_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phases_of_two_steps_last_until_the_next_one_begins(monkeypatch) -> None:
     # data, forward, backward, optimizer, end; 50 ns between the steps belong to neither.
     monkeypatch.setattr(clock, "time", Moments(100, 110, 140, 240, 245, 295, 300, 320, 370, 378))
     columns = trained_under_a_clock(accumulation=1, steps=2)
@@ -43,7 +43,7 @@ def test_phases_of_two_steps_last_until_the_next_one_begins(monkeypatch: pytest.
     )
 
 
-def test_phases_of_two_micro_batches_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phases_of_two_micro_batches_are_added_up(monkeypatch) -> None:
     # data 10, forward 30, backward 100; data 1, forward 20, backward 200; optimizer 7.
     monkeypatch.setattr(clock, "time", Moments(100, 110, 140, 240, 241, 261, 461, 468))
     columns = trained_under_a_clock(accumulation=2, steps=1)
@@ -57,7 +57,7 @@ def test_phases_of_two_micro_batches_are_added_up(monkeypatch: pytest.MonkeyPatc
     gaps=st.lists(st.integers(0, 10**12), min_size=8, max_size=8),
     start=st.integers(0, 10**15),
 )
-def test_phases_always_add_up_to_the_step(gaps: list[int], start: int) -> None:
+def test_phases_always_add_up_to_the_step(gaps, start) -> None:
     moments = [start + sum(gaps[:index]) for index in range(len(gaps))]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(clock, "time", Moments(*moments))
@@ -76,7 +76,7 @@ def test_a_drained_clock_is_empty_and_goes_on() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_loss_that_is_not_finite_is_none(value: float) -> None:
+def test_a_loss_that_is_not_finite_is_none(value) -> None:
     watch = StepClock(CPU)
     for loss in (1.0, value):
         watch.begins(Phase.DATA)

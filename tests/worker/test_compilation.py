@@ -18,7 +18,7 @@ from harness.worker.rank.context import Run
 
 @pytest.mark.parametrize(("dropout", "proven", "times"), [(0.0, True, 1), (0.0, False, 1), (0.5, True, 3)])
 def test_a_model_is_compiled_anew_for_its_proofs_only_if_it_draws_random_numbers(
-    dropout: float, proven: bool, times: int
+    dropout, proven, times
 ) -> None:
     compilations = []
 
@@ -47,7 +47,7 @@ def test_a_rank_says_that_it_works_when_a_graph_is_compiled_also_after_a_proof()
     beats: list[str] = []
     cell = a_cell(compile=True)
     around: Any = SimpleNamespace(log=SimpleNamespace(heartbeat=lambda: beats.append(part)))
-    run = Run(around, SimpleNamespace(), cell)  # type: ignore[arg-type]
+    run = Run(around, SimpleNamespace(), cell)
     model = torch.compile(nn.Dropout(0.5), backend="eager")
     compilation = Compilation(cell, torch.device("cpu"))
     with run._beats_of_compiler():

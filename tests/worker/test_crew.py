@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from builders import a_cell
-from rank_builders import Ranks, a_context, a_launch, a_rank
+from rank_builders import a_context, a_launch, a_rank
 
 from harness.machine.code import code_version
 from harness.machine.device import nccl_settings
@@ -73,9 +73,7 @@ def evidence_on_gpus(rank: int, uuids: tuple[str, ...], backend: str, visible: s
         (("a", "a"), "nccl", "MIG-1,MIG-2", "has 2 parts of a GPU (MIG)"),
     ],
 )
-def test_ranks_that_share_a_gpu_are_emulated_or_refused(
-    uuids: tuple[str, ...], backend: str, visible: str, words: str, ranks: Ranks
-) -> None:
+def test_ranks_that_share_a_gpu_are_emulated_or_refused(uuids, backend, visible, words, ranks) -> None:
     assert all(words in found for found in ranks(2, evidence_on_gpus, uuids, backend, visible))
 
 
@@ -91,14 +89,14 @@ def settings_set_late(rank: int, folder: str) -> Mapping[str, str] | None:
         return around.environment(a_cell(strategy="single", gpus=1)).settings
 
 
-def test_settings_are_those_that_the_process_was_given(ranks: Ranks, tmp_path: Path) -> None:
+def test_settings_are_those_that_the_process_was_given(ranks, tmp_path) -> None:
     # As scikit-learn does when a workload imports it: whoever plans the next call does not see it.
     [settings] = ranks(1, settings_set_late, str(tmp_path))
     assert settings is not None
     assert "KMP_INIT_AT_FORK" not in settings
 
 
-def test_nccl_has_another_name_where_torch_has_a_second_class_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_has_another_name_where_torch_has_a_second_class_of_it(monkeypatch) -> None:
     monkeypatch.setattr(torch._C._distributed_c10d, "ProcessGroupNCCL2", object, raising=False)
     assert nccl_name() == "nccl-legacy"
     monkeypatch.delattr(torch._C._distributed_c10d, "ProcessGroupNCCL2")
@@ -148,7 +146,7 @@ def test_gloo_and_nccl_use_the_interface_that_leads_to_the_master() -> None:
             assert "NCCL_SOCKET_IFNAME" not in over
 
 
-def test_a_host_with_several_adapters_leaves_them_to_nccl(tmp_path: Path) -> None:
+def test_a_host_with_several_adapters_leaves_them_to_nccl(tmp_path) -> None:
     """eth0 leads to the master; eth1 is one more adapter, usb0 the board's controller, br0 a bridge."""
     own = {
         "lo": "127.0.0.1",
@@ -188,12 +186,12 @@ def interfaces_on_record(rank: int, folder: str) -> dict[str, str]:
         return around.environment(a_cell(strategy="single", gpus=1)).interfaces
 
 
-def test_the_interface_that_was_named_is_on_the_record(ranks: Ranks, tmp_path: Path) -> None:
+def test_the_interface_that_was_named_is_on_the_record(ranks, tmp_path) -> None:
     [found] = ranks(1, interfaces_on_record, str(tmp_path))
     assert found["GLOO_SOCKET_IFNAME"] == "eth7"
 
 
-def test_a_launch_on_cuda_comes_to_its_cells(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_launch_on_cuda_comes_to_its_cells(ranks, tmp_path) -> None:
     [(code, events)] = ranks(1, start_on_cuda, str(tmp_path), fresh=True)
     assert code == 0
     assert events == ["joining", "ready", "finished"]

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from rank_builders import CPU, Ranks, a_stopwatch, batches, network
+from rank_builders import CPU, a_stopwatch, batches, network
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -70,14 +70,12 @@ def count(rank: int, settings: dict[str, Any], enabled: bool) -> tuple[list[int]
         ({"strategy": "ddp:find_unused=true"}, GRADIENT_BYTES + BUFFER_BYTES + 6 * 4, 4),
     ],
 )
-def test_payload_is_gradients_and_buffers_in_every_step(
-    ranks: Ranks, size: int, settings: dict[str, Any], payload: int, operations: int
-) -> None:
+def test_payload_is_gradients_and_buffers_in_every_step(ranks, size, settings, payload, operations) -> None:
     for found in ranks(size, count, settings, True):
         assert found == ([payload] * 3, [operations] * 3)
 
 
-def test_small_buckets_move_the_same_bytes_in_more_operations(ranks: Ranks) -> None:
+def test_small_buckets_move_the_same_bytes_in_more_operations(ranks) -> None:
     for sizes, operations in ranks(2, count, {"strategy": "ddp:bucket_mb=0.001"}, True):
         assert sizes == [GRADIENT_BYTES + BUFFER_BYTES] * 3
         # A bucket is closed once it holds 1048 bytes, from the last layer on: the 980 of Linear(48, 5) and
@@ -85,7 +83,7 @@ def test_small_buckets_move_the_same_bytes_in_more_operations(ranks: Ranks) -> N
         assert operations == [2 + 2] * 3
 
 
-def test_nothing_is_counted_while_it_is_off(ranks: Ranks) -> None:
+def test_nothing_is_counted_while_it_is_off(ranks) -> None:
     assert ranks(2, count, {}, False) == [([0] * 3, [0] * 3)] * 2
 
 
@@ -98,7 +96,7 @@ def reset(rank: int) -> tuple[bool, int, int]:
     return exchange.traffic.enabled, exchange.traffic.payload_bytes, exchange.traffic.operations
 
 
-def test_a_reset_exchange_is_as_new(ranks: Ranks) -> None:
+def test_a_reset_exchange_is_as_new(ranks) -> None:
     assert ranks(1, reset) == [(True, 0, 0)]
 
 
@@ -114,7 +112,7 @@ def threads_of_a_part(rank: int) -> tuple[bool, bool]:
     return added, ended
 
 
-def test_a_reset_exchange_ends_the_threads_of_parts_that_are_still_referred_to(ranks: Ranks) -> None:
+def test_a_reset_exchange_ends_the_threads_of_parts_that_are_still_referred_to(ranks) -> None:
     assert ranks(2, threads_of_a_part) == [(True, True)] * 2
 
 
@@ -140,7 +138,7 @@ def diverge_and_return(rank: int, settings: dict[str, Any]) -> dict[str, bool]:
 
 @pytest.mark.parametrize("settings", [{}, {"optimizer": "adamw"}, {"strategy": "ddp:bucket_view=true"}])
 def test_without_exchange_ranks_diverge_and_a_restored_snapshot_makes_them_equal_again(
-    ranks: Ranks, settings: dict[str, Any]
+    ranks, settings
 ) -> None:
     expected = {"before": True, "off": False, "restored": True, "after": True}
     assert ranks(2, diverge_and_return, settings) == [expected] * 2
@@ -185,7 +183,7 @@ def quads_or_none(rank: int, settings: dict[str, Any], folder: str, disturbed: b
     ],
 )
 def test_after_whole_quads_training_stands_where_an_undisturbed_run_does_bit_for_bit(
-    ranks: Ranks, settings: dict[str, Any], tmp_path: Path
+    ranks, settings, tmp_path
 ) -> None:
     measured = ranks(2, quads_or_none, settings, str(tmp_path), True)
     plain = ranks(2, quads_or_none, settings, str(tmp_path), False)
@@ -204,8 +202,8 @@ def received_while_off(rank: int) -> list[list[float]]:
     buffers = [torch.zeros(2, requires_grad=True) for _ in range(2)]
     for number, buffer in enumerate(buffers):
         sent = part.send([torch.full((2,), 10.0 * rank + number)], other, 0)
-        part.recv([buffer], other, 0).wait()  # type: ignore[union-attr]
-        sent.wait()  # type: ignore[union-attr]
+        part.recv([buffer], other, 0).wait()
+        sent.wait()
     exchange.traffic.enabled = False
     found = []
     for forgets in (False, False, False, True):
@@ -218,7 +216,7 @@ def received_while_off(rank: int) -> list[list[float]]:
     return found
 
 
-def test_a_stage_receives_its_last_messages_while_the_exchange_is_off(ranks: Ranks) -> None:
+def test_a_stage_receives_its_last_messages_while_the_exchange_is_off(ranks) -> None:
     first, second = ranks(2, received_while_off)
     assert first == [[10.0, 10.0], [11.0, 11.0], [10.0, 10.0], [0.0, 0.0]]
     assert second == [[0.0, 0.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
@@ -237,7 +235,7 @@ def test_messages_beyond_the_room_for_them_are_not_kept() -> None:
 
 
 @pytest.mark.parametrize(("places", "own"), [(6, 2), (5, 2), (3, 5), (0, 2), (3, 0), (0, 0)])
-def test_places_of_any_size_and_order_in_memory_are_filled_again_and_again(places: int, own: int) -> None:
+def test_places_of_any_size_and_order_in_memory_are_filled_again_and_again(places, own) -> None:
     # Both are columns, whose values are not next to one another in memory.
     columns, values = torch.full((places, 2), torch.nan), torch.arange(2.0 * own).view(own, 2)
     StandIns().fill(columns[:, 1:], values[:, 1])
@@ -259,7 +257,7 @@ def scattered_while_off(rank: int) -> list[list[float]]:
     return [empty.tolist(), output.tolist()]
 
 
-def test_a_sum_without_exchange_leaves_this_ranks_part_also_where_it_is_empty(ranks: Ranks) -> None:
+def test_a_sum_without_exchange_leaves_this_ranks_part_also_where_it_is_empty(ranks) -> None:
     assert ranks(2, scattered_while_off) == [[[], [0.0, 4.0, 1.0, 5.0]], [[], [2.0, 6.0, 3.0, 7.0]]]
 
 
@@ -275,7 +273,7 @@ def wait_alone(rank: int) -> str:
     return said
 
 
-def test_groups_that_are_split_wait_as_long_as_the_exchange_was_told(ranks: Ranks) -> None:
+def test_groups_that_are_split_wait_as_long_as_the_exchange_was_told(ranks) -> None:
     assert "Timed out waiting 2000ms" in ranks(2, wait_alone)[0]
 
 
@@ -302,9 +300,7 @@ def is_left_behind(rank: int, folder: str, opening: str) -> bool:
 
 
 @pytest.mark.parametrize("opening", ["exchange", "split"])
-def test_no_rank_goes_on_before_all_have_opened_their_groups(
-    ranks: Ranks, opening: str, tmp_path: Path
-) -> None:
+def test_no_rank_goes_on_before_all_have_opened_their_groups(ranks, opening, tmp_path) -> None:
     # One that fails next closes its connections, and one that still connects would report that.
     assert ranks(2, is_left_behind, str(tmp_path), opening) == [False, False]
 
@@ -315,21 +311,21 @@ class DataMover(dist.ProcessGroup):
     calls: ClassVar[list[str]] = []
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(rank, size)  # type: ignore[call-arg]
+        super().__init__(rank, size)
         self._inner: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
         self.named = ""
 
     @property
-    def group_name(self) -> str:  # type: ignore[override]
+    def group_name(self) -> str:
         self.named = dist.distributed_c10d._world.pg_names.get(self, self.named)
         return self.named
 
-    def allreduce(self, tensors: list[Tensor], options: Any = None) -> dist.Work:  # type: ignore[override]
+    def allreduce(self, tensors: list[Tensor], options: Any = None) -> dist.Work:
         self.calls.append("allreduce")
         work: dist.Work = self._inner.allreduce(tensors, options or dist.AllreduceOptions())
         return work
 
-    def broadcast(self, tensors: list[Tensor], options: Any = None) -> dist.Work:  # type: ignore[override]
+    def broadcast(self, tensors: list[Tensor], options: Any = None) -> dist.Work:
         self.calls.append("broadcast")
         work: dist.Work = self._inner.broadcast(tensors, options or dist.BroadcastOptions())
         return work
@@ -362,7 +358,7 @@ def agree_beside_the_exchange(rank: int) -> dict[str, Any]:
     }
 
 
-def test_agreements_go_over_the_default_group_and_data_over_the_backend_of_the_exchange(ranks: Ranks) -> None:
+def test_agreements_go_over_the_default_group_and_data_over_the_backend_of_the_exchange(ranks) -> None:
     for said in ranks(2, agree_beside_the_exchange):
         assert said["found"] == [[1.0], [[0.0], [1.0]], 5.0, True]
         assert said["agreements"] == []
@@ -407,7 +403,7 @@ def filled_while_off(rank: int) -> list[list[float]]:
     return [*found, gathered.tolist(), own_part.tolist(), received.tolist()]
 
 
-def test_every_place_is_filled_with_own_values_while_the_exchange_is_off(ranks: Ranks) -> None:
+def test_every_place_is_filled_with_own_values_while_the_exchange_is_off(ranks) -> None:
     alike = [[1.0, 2.0, 1.0, 2.0], [1, 1], [3.0, 4.0, 3.0, 4.0], [3, 3], [7.0] * 4]
     for rank, found in enumerate(ranks(2, filled_while_off)):
         assert found == [*alike, [5.0 + rank], [8.0, 9.0, 8.0]]
@@ -440,16 +436,14 @@ def off_losses(rank: int, strategy: str) -> tuple[list[float | None], int]:
         losses.extend(() if exchange.traffic.enabled else columns.loss)
         return columns
 
-    watch._clock.drain = kept  # type: ignore[method-assign]
+    watch._clock.drain = kept
     quads = watch.measure_exposed(exchange, StepPolicy(block_steps=8, quads=1))
     exchange.reset()
     return losses, min(quads.copies_ns)
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "scratch-fsdp"])
-def test_a_sharded_model_computes_with_its_own_shards_while_the_exchange_is_off(
-    ranks: Ranks, strategy: str
-) -> None:
+def test_a_sharded_model_computes_with_its_own_shards_while_the_exchange_is_off(ranks, strategy) -> None:
     for losses, copies_ns in ranks(2, off_losses, strategy):
         assert len(losses) == 16
         # Of 256 characters a model that has learnt nothing is log 256 = 5.5 uncertain.
@@ -457,7 +451,7 @@ def test_a_sharded_model_computes_with_its_own_shards_while_the_exchange_is_off(
         assert copies_ns > 0
 
 
-def test_an_exchange_that_is_off_leaves_the_buffer_and_is_done_at_once(ranks: Ranks) -> None:
+def test_an_exchange_that_is_off_leaves_the_buffer_and_is_done_at_once(ranks) -> None:
     # On: 1 + 2 on both. Off: each keeps its own.
     assert ranks(2, off_gradient) == [
         [([3.0], True), ([1.0], True)],

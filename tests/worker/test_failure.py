@@ -7,14 +7,13 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from rank_builders import CPU, Ranks
+from rank_builders import CPU
 from torch import nn
 
 from harness.worker.crew import STARTS_AFRESH
@@ -120,9 +119,7 @@ ERRORS: list[tuple[BaseException, Outcome, str]] = [
 
 
 @pytest.mark.parametrize(("error", "outcome", "before"), ERRORS)
-def test_an_error_has_its_outcome_and_one_line_that_says_why(
-    error: Exception, outcome: Outcome, before: str
-) -> None:
+def test_an_error_has_its_outcome_and_one_line_that_says_why(error, outcome, before) -> None:
     said = " ".join(str(error).split())
     assert classify(error) == (outcome, before + ": ".join(filter(None, (type(error).__name__, said))))
 
@@ -138,9 +135,7 @@ def test_an_error_has_its_outcome_and_one_line_that_says_why(
         (SpecError("use ddp, not dpp"), Outcome.SKIPPED, "use ddp, not dpp"),
     ],
 )
-def test_what_ends_a_run_by_design_says_why_without_a_type(
-    error: BaseException, outcome: Outcome, reason: str
-) -> None:
+def test_what_ends_a_run_by_design_says_why_without_a_type(error, outcome, reason) -> None:
     assert classify(error) == (outcome, reason)
 
 
@@ -169,7 +164,7 @@ def exhaust_host_memory(rank: int, by_torch: bool) -> tuple[str, str, str]:
     return "nothing", "", ""
 
 
-def test_what_the_allocator_really_says_is_out_of_memory(ranks: Ranks) -> None:
+def test_what_the_allocator_really_says_is_out_of_memory(ranks) -> None:
     [(kind, outcome, reason)] = ranks(1, exhaust_host_memory, True)
     assert (kind, outcome) == ("RuntimeError", Outcome.OUT_OF_MEMORY)
     assert "you tried to allocate 1073741824 bytes" in reason
@@ -207,9 +202,7 @@ def lose_a_peer_in_backward(rank: int) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("function", [lose_a_peer_at_a_barrier, lose_a_peer_in_backward])
-def test_what_is_really_seen_of_a_killed_peer_is_cancelled(
-    ranks: Ranks, function: Callable[..., object]
-) -> None:
+def test_what_is_really_seen_of_a_killed_peer_is_cancelled(ranks, function) -> None:
     (outcome, reason), died = ranks(2, function, dying=(1,))
     assert died is None
     assert outcome == Outcome.CANCELLED
@@ -231,9 +224,7 @@ def wait_in_vain(rank: int, gone: Path) -> tuple[str, str]:
     return "nothing", ""
 
 
-def test_a_collective_that_really_times_out_has_hung_and_the_late_rank_is_a_victim(
-    ranks: Ranks, tmp_path: Path
-) -> None:
+def test_a_collective_that_really_times_out_has_hung_and_the_late_rank_is_a_victim(ranks, tmp_path) -> None:
     # The group is broken afterwards: none of its ranks is used again.
     waited, late = ranks(2, wait_in_vain, tmp_path / "gone", dying=(0, 1))
     assert waited[0] == Outcome.HUNG

@@ -79,13 +79,13 @@ def differing(tolerance: float, ours: dict[str, Any], kept: dict[str, Any] = STA
         ({"w": STATE["w"] | {"exp_avg": torch.tensor([3.0, 4.0 + 2**-21])}}, ["exp_avg"]),
     ],
 )
-def test_every_value_of_the_state_is_compared(ours: dict[str, Any], keys: list[str]) -> None:
+def test_every_value_of_the_state_is_compared(ours, keys) -> None:
     expected = [f"optimizer state of w differs from the replayed one in {key}" for key in keys]
     assert differing(0.0, ours) == expected
 
 
 @pytest.mark.parametrize(("off", "passed"), [(0.0049, True), (0.0051, False)])
-def test_where_bits_may_differ_the_state_agrees_within_a_thousandth(off: float, passed: bool) -> None:
+def test_where_bits_may_differ_the_state_agrees_within_a_thousandth(off, passed) -> None:
     # Of a norm of 5.
     ours = {"w": STATE["w"] | {"exp_avg": torch.tensor([3.0, 4.0 + off])}}
     assert (not differing(UPDATE_TOLERANCE, ours)) == passed
@@ -114,9 +114,7 @@ def test_where_bits_may_differ_the_smallest_numbers_may_by_units() -> None:
         ({"strategy": "scratch-fsdp:stage=1", "accumulation": 2}, 2, False),
     ],
 )
-def test_sizes_are_kept_where_a_bound_is_made_of_them(
-    fields: dict[str, Any], replicas: int, expected: bool
-) -> None:
+def test_sizes_are_kept_where_a_bound_is_made_of_them(fields, replicas, expected) -> None:
     assert sizes_matter(a_cell(**fields), replicas) == expected
 
 

@@ -22,7 +22,6 @@ from planting import (
     WIDE,
     Fields,
     Planted,
-    Runs,
     after,
     gradients_times,
     wrapped,
@@ -77,9 +76,7 @@ TOPK: Fields = WIDE | {"strategy": "scratch-ddp:bucket_mb=0.01", "compression": 
         pytest.param(4, GPT | {"strategy": "fsdp:tp=2"}, marks=pytest.mark.slow),
     ],
 )
-def test_steps_after_the_timed_ones_are_checked_in_every_run(
-    whole_runs: Runs, size: int, fields: Fields
-) -> None:
+def test_steps_after_the_timed_ones_are_checked_in_every_run(whole_runs, size, fields) -> None:
     first = whole_runs(size, fields, proved_by=None if size == 1 else "before")[0]
     assert first["reason"] is None
     assert first["proof"].method == ("serial-simulation" if size == 1 else "earlier-run")
@@ -228,9 +225,7 @@ AFTER = "in a step after the timed blocks, from step"
         ),
     ],
 )
-def test_what_goes_wrong_later_ends_the_run_on_all_ranks(
-    whole_runs: Runs, mutation: Callable[..., object], fields: Fields, reason: str
-) -> None:
+def test_what_goes_wrong_later_ends_the_run_on_all_ranks(whole_runs, mutation, fields, reason) -> None:
     """Also in a run that leans on the proof of an earlier one."""
     records = whole_runs(2, fields, broken=mutation, proved_by="before")
     for record in records:
@@ -290,7 +285,7 @@ def _one_step_before_the_place(rank: int, size: int) -> Iterator[None]:
 
 @pytest.mark.slow
 def test_a_defect_of_every_tenth_step_is_met_by_ten_steps_and_by_one_with_probability_a_tenth(
-    whole_runs: Runs,
+    whole_runs,
 ) -> None:
     for broken, caught in (
         (_feedback_dropped_in_every_tenth_step, True),
@@ -311,9 +306,7 @@ def _other_time_on_each_rank(rank: int, size: int) -> Planted:
 
 
 @pytest.mark.parametrize(("strategy", "steps"), [("ddp", LATE_STEPS), ("local-sgd:4", 8)])
-def test_ranks_that_timed_their_steps_otherwise_check_as_many_late_steps(
-    whole_runs: Runs, strategy: str, steps: int
-) -> None:
+def test_ranks_that_timed_their_steps_otherwise_check_as_many_late_steps(whole_runs, strategy, steps) -> None:
     """The steps of whole periods are checked, because replicas differ within a period."""
     fields = MLP | {"strategy": strategy}
     for record in whole_runs(2, fields, broken=_other_time_on_each_rank, proved_by="before"):
@@ -336,7 +329,7 @@ def _simulated_in_100_s(rank: int, size: int) -> Planted:
     return _simulated_in(100)
 
 
-def test_one_step_may_take_up_to_a_minute_and_a_record_says_that_none_was_checked(whole_runs: Runs) -> None:
+def test_one_step_may_take_up_to_a_minute_and_a_record_says_that_none_was_checked(whole_runs) -> None:
     slow = whole_runs(1, MLP, broken=_simulated_in_1200_ms, proved_by="before")[0]
     assert slow["proof"].late_steps >= 1
     too_slow = whole_runs(2, MLP, broken=_simulated_in_100_s)[0]
@@ -362,7 +355,7 @@ def _little_memory_on_the_last_rank(rank: int, size: int) -> Planted:
     ],
 )
 def test_a_measured_run_is_kept_where_a_late_step_does_not_fit_in_memory(
-    whole_runs: Runs, fields: Fields, steps: int, words: str
+    whole_runs, fields, steps, words
 ) -> None:
     """All ranks leave the simulation out, and not only the one whose host has little memory left."""
     for record in whole_runs(2, fields, broken=_little_memory_on_the_last_rank, proved_by="before"):
@@ -377,7 +370,7 @@ def _little_memory_and_gradients_doubled_after_step_8(rank: int, size: int) -> I
         yield
 
 
-def test_a_sampled_step_after_the_timed_ones_finds_what_went_wrong_in_them(whole_runs: Runs) -> None:
+def test_a_sampled_step_after_the_timed_ones_finds_what_went_wrong_in_them(whole_runs) -> None:
     record = whole_runs(2, MLP, broken=_little_memory_and_gradients_doubled_after_step_8, proved_by="before")[
         0
     ]
@@ -404,7 +397,7 @@ def _only_timed(rank: int, size: int) -> Planted:
     return patch.object(Turns, "of_driver", lambda beat: _OneBlock())
 
 
-def test_a_later_pair_says_that_no_late_step_was_checked(whole_runs: Runs) -> None:
+def test_a_later_pair_says_that_no_late_step_was_checked(whole_runs) -> None:
     for record in whole_runs(2, MLP, broken=_only_timed, proved_by="before"):
         assert (record["outcome"], record["proof"].late_steps) == ("ok", 0)
         assert record["proof"].detail.endswith(
@@ -446,6 +439,6 @@ def _feedback_dropped_once(rank: int, size: int) -> Planted:
     ],
 )
 def test_what_happens_once_in_a_timed_step_and_leaves_a_right_state_escapes(
-    whole_runs: Runs, mutation: Callable[..., object], fields: Fields
+    whole_runs, mutation, fields
 ) -> None:
     assert whole_runs(2, fields, broken=mutation, proved_by="before")[0]["reason"] is None

@@ -55,7 +55,7 @@ def printed(folder: Path, *, lines: int, width: int) -> tuple[bytes, int]:
     return (folder / "stderr.log").read_bytes(), int(done.stdout) + mine
 
 
-def test_a_rank_that_prints_without_end_leaves_the_beginning_and_the_end(tmp_path: Path) -> None:
+def test_a_rank_that_prints_without_end_leaves_the_beginning_and_the_end(tmp_path) -> None:
     text, written = printed(tmp_path, lines=60_000, width=1000)
     assert len(text) <= MOST_BYTES + 2 * KEPT_BYTES
     head, left_out, tail = NOTE.split(text)
@@ -77,9 +77,7 @@ def test_a_rank_that_prints_without_end_leaves_the_beginning_and_the_end(tmp_pat
     assert sum(gaps) * len("0000000 " + 1000 * "x" + "\n") <= lost
 
 
-def test_what_comes_after_the_last_look_for_more_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_comes_after_the_last_look_for_more_is_kept(tmp_path, monkeypatch) -> None:
     """The line of a crash, between the read that found no more and the cut."""
     path, last = tmp_path / "stderr.log", b"SystemError: the end\n"
     path.write_bytes(b"head\nmiddle\ntail\n")
@@ -100,9 +98,7 @@ def test_what_comes_after_the_last_look_for_more_is_kept(
     assert path.read_bytes() == b"head\ntail\nmore\n" + last
 
 
-def test_a_process_that_prints_without_pause_is_cut_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_prints_without_pause_is_cut_all_the_same(tmp_path, monkeypatch) -> None:
     path = tmp_path / "stdout.log"
     path.write_bytes(b"head\nmiddle\ntail\n")
     size, read, prints = path.stat().st_size, os.pread, 0
@@ -130,7 +126,7 @@ mark_run("b")
 """
 
 
-def test_the_mark_of_a_run_is_a_line_of_its_own(tmp_path: Path) -> None:
+def test_the_mark_of_a_run_is_a_line_of_its_own(tmp_path) -> None:
     out, errors = tmp_path / "stdout.log", tmp_path / "stderr.log"
     with out.open("w") as stdout, errors.open("w") as stderr:
         subprocess.run([sys.executable, "-c", MARKS], stdout=stdout, stderr=stderr, check=True)
@@ -151,7 +147,7 @@ print(next(line.split()[1] for line in status.splitlines() if line.startswith("v
 """
 
 
-def test_a_rank_that_prints_nothing_is_woken_about_once_a_second(tmp_path: Path) -> None:
+def test_a_rank_that_prints_nothing_is_woken_about_once_a_second(tmp_path) -> None:
     with (tmp_path / "stdout.log").open("w+") as stdout:
         subprocess.run([sys.executable, "-c", WAKES], stdout=stdout, check=True)
         stdout.seek(0)
@@ -164,12 +160,12 @@ def test_a_rank_that_prints_nothing_is_woken_about_once_a_second(tmp_path: Path)
     # A file that grows by 8 MiB in a fifth of a second; one that shrank; one that hardly grows, and a flood.
     [(MOST_BYTES, 0.2, 0.2), (-1, 1.0, 1.0), (1000, 1.0, 1.0), (1000 * MOST_BYTES, 1.0, 0.05)],
 )
-def test_a_file_is_looked_at_before_it_grows_by_its_bound(grown: int, look_s: float, expected: float) -> None:
+def test_a_file_is_looked_at_before_it_grows_by_its_bound(grown, look_s, expected) -> None:
     assert next_look_s(grown, look_s) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("target", ["pipe", "null"])
-def test_what_is_no_plain_file_is_left_alone(target: str) -> None:
+def test_what_is_no_plain_file_is_left_alone(target) -> None:
     code = (
         "import threading, harness.worker.rank.log as log; log.bound_output();"
         "assert threading.active_count() == 1"
@@ -215,7 +211,7 @@ def _stderr(folder: Path) -> Iterator[Path]:
         os.close(kept)
 
 
-def test_a_silence_is_recorded_after_the_last_progress_and_so_is_the_next(tmp_path: Path) -> None:
+def test_a_silence_is_recorded_after_the_last_progress_and_so_is_the_next(tmp_path) -> None:
     times: list[float] = []
     with _stderr(tmp_path) as stderr, _watchdog(times) as watchdog:
         last = time.monotonic()
@@ -237,7 +233,7 @@ def test_a_silence_is_recorded_after_the_last_progress_and_so_is_the_next(tmp_pa
         assert times[1] - times[0] >= 0.59
 
 
-def test_an_ended_watchdog_records_nothing_and_leaves_no_thread(tmp_path: Path) -> None:
+def test_an_ended_watchdog_records_nothing_and_leaves_no_thread(tmp_path) -> None:
     times: list[float] = []
     with _stderr(tmp_path) as stderr:
         with _watchdog(times) as watchdog:
@@ -252,5 +248,5 @@ def test_an_ended_watchdog_records_nothing_and_leaves_no_thread(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("silence_s", "patience_s"), [(900, 890), (30, 20), (20, 10), (10, 5), (1, 0.5)])
-def test_ranks_speak_before_the_supervisor_loses_patience(silence_s: float, patience_s: float) -> None:
+def test_ranks_speak_before_the_supervisor_loses_patience(silence_s, patience_s) -> None:
     assert Watchdog(silence_s)._patience_s == patience_s

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from rank_builders import CPU, MS, Ranks, a_stopwatch
+from rank_builders import CPU, MS, a_stopwatch
 from torch import Tensor, nn
 
 from harness.worker.exchange.group import Traffic
@@ -75,7 +75,7 @@ class World:
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+def watch(monkeypatch) -> Watch:
     def make(own_ms: Sequence[float], slowest_ms: Sequence[float] | None = None) -> tuple[Stopwatch, World]:
         world: Any = World(own_ms, slowest_ms)
         monkeypatch.setattr(devices, "time", world)
@@ -101,7 +101,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     ],
 )
 def test_warm_up_ends_when_a_block_is_like_the_one_before_or_at_the_limit(
-    watch: Watch, walls: list[float], blocks: int, steady: bool
+    watch, walls, blocks, steady
 ) -> None:
     stopwatch, world = watch(walls)
     columns, found = stopwatch.warm_up(StepPolicy(block_steps=5, warmup_max_steps=20))
@@ -109,14 +109,14 @@ def test_warm_up_ends_when_a_block_is_like_the_one_before_or_at_the_limit(
     assert columns.step_ns == [5] * 5 * blocks
 
 
-def test_warm_up_judges_by_the_slowest_rank(watch: Watch) -> None:
+def test_warm_up_judges_by_the_slowest_rank(watch) -> None:
     # This rank alone would be steady after two blocks.
     stopwatch, world = watch([100, 100, 100], slowest_ms=[200, 150, 150])
     _, steady = stopwatch.warm_up(StepPolicy(block_steps=5, warmup_max_steps=20))
     assert (world.blocks, steady) == (3, True)
 
 
-def test_no_warm_up_is_not_a_steady_one(watch: Watch) -> None:
+def test_no_warm_up_is_not_a_steady_one(watch) -> None:
     stopwatch, world = watch([])
     columns, steady = stopwatch.warm_up(StepPolicy(warmup_max_steps=0))
     assert (columns, steady, world.blocks) == (StepColumns(), False, 0)
@@ -125,7 +125,7 @@ def test_no_warm_up_is_not_a_steady_one(watch: Watch) -> None:
 @pytest.mark.parametrize(
     ("asked", "period", "steps"), [(5, 1, 5), (5, 3, 6), (6, 3, 6), (5, 8, 8), (8, 5, 10), (1, 1, 1)]
 )
-def test_a_block_is_whole_periods_of_the_strategy(watch: Watch, asked: int, period: int, steps: int) -> None:
+def test_a_block_is_whole_periods_of_the_strategy(watch, asked, period, steps) -> None:
     stopwatch, world = watch([100] * 5)
     world.model.period = period
     warmup, _ = stopwatch.warm_up(StepPolicy(block_steps=asked, warmup_max_steps=2))
@@ -197,7 +197,7 @@ def gpu(patches: pytest.MonkeyPatch, *given: Any) -> tuple[Stopwatch, Any]:
     ],
 )
 def test_a_warm_up_on_a_gpu_ends_by_time_and_by_the_flat_clocks_of_all_ranks(
-    monkeypatch: pytest.MonkeyPatch, mhz: Any, others: Callable[[float], float], blocks: int
+    monkeypatch, mhz, others, blocks
 ) -> None:
     stopwatch, world = gpu(monkeypatch, mhz, others)
     _, steady = stopwatch.warm_up(StepPolicy(warmup_max_steps=1), world.clock_mhz)
@@ -211,16 +211,14 @@ def test_a_warm_up_on_a_gpu_ends_by_time_and_by_the_flat_clocks_of_all_ranks(
     ("idle_s", "falls", "blocks"),
     [(0.1, 0.0, 8), (6.0, 0.0, 12), (60.0, 0.0, 20), (0.1, 0.01, 32), (6.0, 0.01, 48), (60.0, 0.01, 80)],
 )
-def test_a_later_warm_up_lasts_as_long_as_the_gpu_was_idle(
-    monkeypatch: pytest.MonkeyPatch, idle_s: float, falls: float, blocks: int
-) -> None:
+def test_a_later_warm_up_lasts_as_long_as_the_gpu_was_idle(monkeypatch, idle_s, falls, blocks) -> None:
     stopwatch, world = gpu(monkeypatch, lambda at: 1980.0 * (1 - falls * at), lambda at: 0.0)
     _, steady = stopwatch.warm_up(StepPolicy(), world.clock_mhz, idle_s=idle_s)
     assert world.lengths == [5, *[250] * blocks]
     assert steady is (falls == 0)
 
 
-def test_a_warm_up_whose_first_block_outlasts_it_takes_a_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warm_up_whose_first_block_outlasts_it_takes_a_second_one(monkeypatch) -> None:
     stopwatch, world = gpu(monkeypatch, lambda at: 1980.0, lambda at: 0.0)
     world.step_ms = 4000
     # Five steps of 4 s, where 16 s are the most.
@@ -233,9 +231,7 @@ def test_a_warm_up_whose_first_block_outlasts_it_takes_a_second_one(monkeypatch:
     ("policy", "period", "steps"),
     [({}, 1, 250), ({}, 4, 252), ({"block_steps": 300}, 1, 300), ({"warmup_max_steps": 0}, 1, 5)],
 )
-def test_a_block_on_a_gpu_lasts_half_a_second_of_its_own_clock(
-    monkeypatch: pytest.MonkeyPatch, policy: dict[str, int], period: int, steps: int
-) -> None:
+def test_a_block_on_a_gpu_lasts_half_a_second_of_its_own_clock(monkeypatch, policy, period, steps) -> None:
     stopwatch, world = gpu(monkeypatch)
     world.model.period = period
     few = StepPolicy(min_blocks=3, max_blocks=3, **policy)
@@ -247,9 +243,7 @@ def test_a_block_on_a_gpu_lasts_half_a_second_of_its_own_clock(
 # Data that are given again and again take nothing. Half of 200 free bytes has room for 50 steps of 2. In any
 # case there are as many steps as the policy has.
 @pytest.mark.parametrize(("grown", "steps"), [(0, 250), (2, 50), (90, 5)])
-def test_the_batches_of_a_long_block_do_not_fill_the_device(
-    monkeypatch: pytest.MonkeyPatch, grown: int, steps: int
-) -> None:
+def test_the_batches_of_a_long_block_do_not_fill_the_device(monkeypatch, grown, steps) -> None:
     stopwatch, world = gpu(monkeypatch)
     stopwatch.warm_up(StepPolicy())
     before = len(world.lengths)
@@ -289,13 +283,7 @@ UNEVEN = [90.0, 110.0] * 3
         ([100, 100], {"min_blocks": 1, "max_blocks": 2}, 2, "blocks"),
     ],
 )
-def test_measuring_ends_at_the_target_or_the_budget_or_the_blocks(
-    watch: Watch,
-    walls: list[float],
-    policy: dict[str, Any],
-    blocks: int,
-    stop: str,
-) -> None:
+def test_measuring_ends_at_the_target_or_the_budget_or_the_blocks(watch, walls, policy, blocks, stop) -> None:
     stopwatch, world = watch(walls)
     measured = stopwatch.measure(StepPolicy(block_steps=2, **policy))
     assert (measured.stop, world.blocks) == (stop, blocks)
@@ -303,9 +291,7 @@ def test_measuring_ends_at_the_target_or_the_budget_or_the_blocks(
     assert measured.columns.step_ns == [2] * 2 * blocks
 
 
-def test_each_rank_keeps_its_own_walls_and_stops_by_the_slowest(
-    watch: Watch,
-) -> None:
+def test_each_rank_keeps_its_own_walls_and_stops_by_the_slowest(watch) -> None:
     # By its own 50 ms a block this rank would go on until the budget of 0.6 s at the twelfth.
     stopwatch, _ = watch([50] * 6, slowest_ms=UNEVEN)
     measured = stopwatch.measure(StepPolicy(target=0.01, budget_s=0.6))
@@ -338,7 +324,7 @@ class Quad:
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_quads_are_on_off_off_on_and_neighbours_share_their_batches(accumulation: int) -> None:
+def test_quads_are_on_off_off_on_and_neighbours_share_their_batches(accumulation) -> None:
     quad = Quad(accumulation=accumulation)
     quads = quad.watch.measure_exposed(quad.exchange, StepPolicy(block_steps=2, quads=2))
     each = 2 * accumulation
@@ -390,7 +376,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_or_in_an_off_block_only_the_quad
 def test_an_off_block_without_its_updates_has_no_time() -> None:
     quad = Quad(accumulation=1)
     update = quad.trainer.update
-    quad.trainer.update = lambda: update() if quad.exchange.traffic.enabled else None  # type: ignore[method-assign]
+    quad.trainer.update = lambda: update() if quad.exchange.traffic.enabled else None
     with pytest.raises(NotTrainedError, match="2 steps of a rank left out their update"):
         quad.watch.measure_exposed(quad.exchange, StepPolicy(block_steps=1, quads=1))
 
@@ -398,7 +384,7 @@ def test_an_off_block_without_its_updates_has_no_time() -> None:
 def test_an_off_block_with_more_updates_than_steps_has_left_out_none() -> None:
     quad = Quad(accumulation=1)
     update = quad.trainer.update
-    quad.trainer.update = lambda: [update(), update()]  # type: ignore[assignment,method-assign]
+    quad.trainer.update = lambda: [update(), update()]
     assert quad.watch.measure_exposed(quad.exchange, StepPolicy(block_steps=1, quads=1)).steps == 1
 
 
@@ -438,6 +424,6 @@ def diverging(rank: int, bad_rank: int) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("bad_rank", [0, 1])
-def test_a_loss_that_is_not_finite_on_one_rank_ends_the_blocks_of_all(ranks: Ranks, bad_rank: int) -> None:
+def test_a_loss_that_is_not_finite_on_one_rank_ends_the_blocks_of_all(ranks, bad_rank) -> None:
     # In the second block of two steps, so that 100 - 4 batches are left.
     assert ranks(2, diverging, bad_rank) == [("the loss is not a finite number (NaN or infinity)", 96)] * 2

@@ -170,13 +170,13 @@ class Purse:
 
 
 @pytest.fixture
-def purse(monkeypatch: pytest.MonkeyPatch) -> Purse:
+def purse(monkeypatch) -> Purse:
     purse = Purse()
     monkeypatch.setattr(memory, "HostMemory", lambda: purse)
     return purse
 
 
-def test_the_cap_moves_with_what_is_not_the_strategys(purse: Purse) -> None:
+def test_the_cap_moves_with_what_is_not_the_strategys(purse) -> None:
     limit = MemoryLimit(1)
     purse.bytes += 5
     with limit.kept():
@@ -192,7 +192,7 @@ def test_the_cap_moves_with_what_is_not_the_strategys(purse: Purse) -> None:
     assert purse.caps == [allowed + 5, None, allowed + 35, None, allowed + 25, None]
 
 
-def test_what_is_freed_of_the_strategys_while_it_is_lifted_takes_no_room_from_it(purse: Purse) -> None:
+def test_what_is_freed_of_the_strategys_while_it_is_lifted_takes_no_room_from_it(purse) -> None:
     limit = MemoryLimit(1)
     with limit.kept():
         purse.bytes += 100
@@ -201,7 +201,7 @@ def test_what_is_freed_of_the_strategys_while_it_is_lifted_takes_no_room_from_it
     assert purse.caps == [1000 + MIB, None, 1000 + MIB, None]
 
 
-def test_on_cuda_it_is_a_fraction_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_cuda_it_is_a_fraction_of_the_device(monkeypatch) -> None:
     fractions: list[tuple[float, torch.device]] = []
     device = torch.device("cuda", 1)
     figures = dict.fromkeys(("allocated", "allocated_peak", "reserved_peak", "free"), 0)
@@ -216,21 +216,21 @@ def test_on_cuda_it_is_a_fraction_of_the_device(monkeypatch: pytest.MonkeyPatch)
     assert fractions == [(3 / 8, device), (1.0, device)]
 
 
-def test_without_a_number_nothing_is_asked_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_number_nothing_is_asked_of_the_system(monkeypatch) -> None:
     monkeypatch.setattr(memory, "HostMemory", None)
     limit = MemoryLimit(None, torch.device("cpu"))
     with limit.kept(), limit.lifted():
         pass
 
 
-def test_a_kernel_that_only_nods_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_only_nods_is_found_out(monkeypatch) -> None:
     monkeypatch.setattr(HostMemory, "cap", lambda *_: None)
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: type("", (), {"mallopt": lambda *_: 1}))
     with pytest.raises(UsageError, match="does not enforce RLIMIT_DATA"):
         MemoryLimit(64)
 
 
-def test_a_c_library_without_the_call_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_c_library_without_the_call_is_found_out(monkeypatch) -> None:
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: object())
     with pytest.raises(UsageError, match="does not enforce RLIMIT_DATA"):
         MemoryLimit(64)
@@ -240,7 +240,6 @@ class _Passing(Compressor):
     """Sends all of it, and takes no memory."""
 
     def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
-        assert residual is not None
         residual.fill_(0.25)
 
 

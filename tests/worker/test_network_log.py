@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from rank_builders import Ranks
 
 from harness.machine.device import nccl_settings
 from harness.worker.exchange.group import open_exchange
@@ -78,12 +75,12 @@ P2P = "node:1:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read"
         (["n [0] NCCL INFO Using network Socket", "n [0] NCCL INFO Connected all rings"], []),
     ],
 )
-def test_a_transport_is_read_from_the_channels_of_the_log(lines: list[str], expected: list[str]) -> None:
+def test_a_transport_is_read_from_the_channels_of_the_log(lines, expected) -> None:
     assert transports(lines) == expected
 
 
 def test_a_log_is_asked_for_unless_the_user_has_one_and_is_no_condition_of_a_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch, tmp_path
 ) -> None:
     path = tmp_path / "nccl-00000.log"
     theirs = {"NCCL_DEBUG": "WARN"}
@@ -101,13 +98,12 @@ def test_a_log_is_asked_for_unless_the_user_has_one_and_is_no_condition_of_a_run
     assert read_transports(path) == ["NVLink or PCIe (P2P/CUMEM)"]
 
 
-def test_a_fabric_that_is_up_beside_sockets_is_warned_of(tmp_path: Path) -> None:
+def test_a_fabric_that_is_up_beside_sockets_is_warned_of(tmp_path) -> None:
     for device, state in (("mlx5_0", "4: ACTIVE"), ("mlx5_1", "1: DOWN"), ("mlx5_2", "4: ACTIVE")):
         folder = tmp_path / device / "ports" / "1"
         folder.mkdir(parents=True)
         (folder / "state").write_text(f"{state}\n", encoding="utf-8")
     said = unused_fabric([f"{SOCKETS} (NET/Socket)"], tmp_path)
-    assert said is not None
     assert said.startswith(
         "NCCL exchanges over TCP sockets, and mlx5_0, mlx5_2 (RDMA, 2 active) stood unused"
     )
@@ -129,7 +125,7 @@ def pairs(rank: int) -> list[bool]:
     return [*found, exchange.joins_a_pair_twice]
 
 
-def test_one_queue_for_two_groups_of_a_pair_is_warned_of(ranks: Ranks) -> None:
+def test_one_queue_for_two_groups_of_a_pair_is_warned_of(ranks) -> None:
     assert ranks(2, pairs) == [[False, True, False]] * 2
     one, many = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}
     [said] = one_queue(True, one)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,7 @@ NEEDS_TRANSFORMERS = pytest.mark.skipif(
     ids=lambda more: more["strategy"],
 )
 @pytest.mark.parametrize("model", [pytest.param("bert", marks=NEEDS_TRANSFORMERS), "unet", "lstm"])
-def test_a_model_from_outside_is_proven(
-    proofs: Callable[..., list[dict[str, Any]]], model: str, more: dict[str, Any]
-) -> None:
+def test_a_model_from_outside_is_proven(proofs, model, more) -> None:
     cell = {"workload": f"py:{model}:build", "micro_batch": 2, "optimizer": "adamw"}
     found = proofs(2, cell | more, folder=EXAMPLES)[0]
     assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
@@ -48,9 +45,7 @@ def test_a_model_from_outside_is_proven(
         *("sparse_recommender", "tied", "ragged_speech", "graph"),
     ],
 )
-def test_a_model_of_another_kind_is_proven_or_refused_by_name(
-    proofs: Callable[..., list[dict[str, Any]]], model: str, strategy: str
-) -> None:
+def test_a_model_of_another_kind_is_proven_or_refused_by_name(proofs, model, strategy) -> None:
     cell = {
         "workload": f"py:foreign_models:{model}", "micro_batch": 4, "strategy": strategy,
         "optimizer": "sgd:lr=0.05",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -50,9 +49,7 @@ def one_more_collective(rank: int, size: int) -> AbstractContextManager[object]:
 
 
 @pytest.fixture
-def study(
-    whole_runs: Callable[..., list[dict[str, Any]]], tmp_path: Path
-) -> Callable[[str, Callable[..., object] | None], str]:
+def study(whole_runs, tmp_path) -> Callable[[str, Callable[..., object] | None], str]:
     """`study("after", broken)` runs the cell with something broken and gives the folder of its study."""
 
     def make(name: str, broken: Callable[..., object] | None = None) -> str:
@@ -85,9 +82,7 @@ def compared(before: str, after: str, capsys: pytest.CaptureFixture[str]) -> tup
 
 
 @pytest.mark.slow
-def test_what_is_planted_in_the_exchange_is_named(
-    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_planted_in_the_exchange_is_named(study, capsys) -> None:
     before = study("before")
     assert compared(before, study("same"), capsys) == (0, {})
     code, lost = compared(before, study("lost", overlap_lost), capsys)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -35,14 +34,14 @@ leave_after(work)
         ("raise SystemExit(0)", 1, "SystemExit: 0"),
     ],
 )
-def test_a_rank_leaves_at_once_with_its_code_and_its_words(end: str, code: int, last: str) -> None:
+def test_a_rank_leaves_at_once_with_its_code_and_its_words(end, code, last) -> None:
     # Its thread waits for ever, and would hold up an end by `sys.exit`.
     done = subprocess.run([sys.executable, "-c", RANK.format(end=end)], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (code, "kept in the buffer of a pipe\n"), done.stderr
     assert (done.stderr.splitlines() or [""])[-1] == last
 
 
-def test_a_worker_that_cannot_begin_says_why_and_leaves_with_1(tmp_path: Path) -> None:
+def test_a_worker_that_cannot_begin_says_why_and_leaves_with_1(tmp_path) -> None:
     """Under a process that passes for its torchrun."""
     (tmp_path / "sitecustomize.py").write_text(
         "import atexit\natexit.register(print, 'the interpreter had its farewell')\n"

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import pytest
 from planting import NORMED as NORMED_MODEL
-from planting import Fields, Planted, Runs, gradients_times, no_time, wrapped
+from planting import Fields, Planted, gradients_times, no_time, wrapped
 from torch import Tensor
 
 from harness.worker.proof import proof
@@ -118,7 +118,7 @@ def _gradient_doubled(rank: int, size: int) -> Planted:
 
 @pytest.mark.parametrize("fields", [{}, {"accumulation": 2}, {"optimizer": "adamw:lr=0.001"}], ids=str)
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_every_rank_averages_with_its_neighbours(proofs: Runs, size: int, fields: Fields) -> None:
+def test_every_rank_averages_with_its_neighbours(proofs, size, fields) -> None:
     for found in proofs(size, NORMED | fields, broken=_right):
         assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
         assert "parameters averaged with its partners' within their rounding" in found["detail"]
@@ -138,9 +138,7 @@ def test_every_rank_averages_with_its_neighbours(proofs: Runs, size: int, fields
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_wrong_averages_are_caught(
-    proofs: Runs, broken: Callable[..., object], size: int, found: str
-) -> None:
+def test_wrong_averages_are_caught(proofs, broken, size, found) -> None:
     first = proofs(size, NORMED, broken=broken)[0]
     assert not first["passed"]
     assert re.search(found, first["detail"]), first["detail"]
@@ -180,7 +178,7 @@ PAIRED = NORMED | {"strategy": "paired-gradients"}
     ],
     ids=["gradients", "accumulated", "compressed", "parameters"],
 )
-def test_every_rank_averages_with_its_pair(proofs: Runs, fields: Fields) -> None:
+def test_every_rank_averages_with_its_pair(proofs, fields) -> None:
     for found in proofs(4, fields, broken=_right):
         assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
     if fields is PAIRED:
@@ -189,9 +187,7 @@ def test_every_rank_averages_with_its_pair(proofs: Runs, fields: Fields) -> None
 
 @pytest.mark.parametrize("strategy", ["paired-gradients", "paired-parameters"])
 @pytest.mark.parametrize("broken", [_three_averaged, _not_averaged], ids=lambda broken: broken.__name__)
-def test_averages_with_others_than_the_pair_are_caught(
-    proofs: Runs, broken: Callable[..., object], strategy: str
-) -> None:
+def test_averages_with_others_than_the_pair_are_caught(proofs, broken, strategy) -> None:
     for found in proofs(4, NORMED | {"strategy": strategy}, broken=broken):
         assert not found["passed"]
 
@@ -206,7 +202,7 @@ def test_averages_with_others_than_the_pair_are_caught(
         ("paired-gradients", "the parameters of replicas that average together are equal bit for bit after"),
     ],
 )
-def test_a_weaker_proof_says_what_is_true_of_it(proofs: Runs, strategy: str, words: str) -> None:
+def test_a_weaker_proof_says_what_is_true_of_it(proofs, strategy, words) -> None:
     found = proofs(4, NORMED | {"strategy": strategy}, broken=_no_time)[0]
     assert (found["passed"], found["method"]) == (True, "replica-agreement")
     assert found["detail"].startswith(words)
@@ -245,7 +241,7 @@ def _partners_of_none(rank: int, size: int) -> Planted:
     return patch.object(PairedParameters, "promise", promise)
 
 
-def test_a_promise_is_proven_by_steps_that_keep_it(proofs: Runs) -> None:
+def test_a_promise_is_proven_by_steps_that_keep_it(proofs) -> None:
     fields = NORMED | {"strategy": "paired-parameters"}
     assert not any(found["passed"] for found in proofs(2, fields, broken=_nothing_in_five_steps))
     found = proofs(2, fields, broken=_three_of_five_steps)[0]
@@ -278,7 +274,7 @@ def _weight_of_a_third(rank: int, size: int) -> Planted:
     return patch.object(PairedParametersModel, "updated", wrong)
 
 
-def test_what_no_promise_expresses_is_declared_to_have_no_proof(whole_runs: Runs) -> None:
+def test_what_no_promise_expresses_is_declared_to_have_no_proof(whole_runs) -> None:
     fields = NORMED | {"strategy": "paired-parameters"}
     assert {found["outcome"] for found in whole_runs(2, fields, broken=_weight_of_a_third)} == {
         "proof_failed"
@@ -305,17 +301,16 @@ def test_what_no_promise_expresses_is_declared_to_have_no_proof(whole_runs: Runs
         (lambda: Rounded(roundoff=-1.0), "Rounded.roundoff is -1.0 and must be"),
     ],
 )
-def test_a_promise_that_means_nothing_is_refused(make: Callable[[], object], error: str) -> None:
+def test_a_promise_that_means_nothing_is_refused(make, error) -> None:
     with pytest.raises(SpecError, match=error):
         make()
 
 
-def test_the_plan_knows_its_rules_and_its_traffic(gossip: None) -> None:
+def test_the_plan_knows_its_rules_and_its_traffic(gossip) -> None:
     """Two neighbours take all parameters each, of 4 bytes."""
     cell = Cell(gpus=4, **CELL)
     assert refusal(cell) is None
     told = refusal(Cell(gpus=4, **CELL, compression="bf16"))
-    assert told is not None
     assert told.text.startswith("gossip needs --compression none and --collective default, not bf16 and")
     assert "each rank would scale its own loss" in str(refusal(Cell(gpus=4, **CELL, precision="fp16")))
     parts = facts(WORKLOADS.parse("gpt-nano")).parts
@@ -323,7 +318,7 @@ def test_the_plan_knows_its_rules_and_its_traffic(gossip: None) -> None:
     assert sent.payload_bytes == 2 * 4 * parts.values
 
 
-def test_a_name_that_is_taken_is_refused(gossip: None) -> None:
+def test_a_name_that_is_taken_is_refused(gossip) -> None:
     from gossip.facts import Gossip
 
     with pytest.raises(SpecError, match=r"strategy 'gossip' of gossip\.facts exists already"):

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from planting import GPT, MLP, NORMED, Fields, Planted, Runs, after, gradients_times, no_time, wrapped
+from planting import GPT, MLP, NORMED, Fields, Planted, after, gradients_times, no_time, wrapped
 from torch import Tensor
 
 from harness.worker.proof import examination, reference, simulation
@@ -58,7 +58,7 @@ TEACHER: Fields = {"workload": "py:proof_models:teacher", "micro_batch": 4, "opt
         (2, OWN | {"workload": "py:proof_models:of_a_loader", "accumulation": 2}),
     ],
 )
-def test_a_cell_on_one_rank_or_two_is_proven_bit_for_bit(proofs: Runs, size: int, fields: Fields) -> None:
+def test_a_cell_on_one_rank_or_two_is_proven_bit_for_bit(proofs, size, fields) -> None:
     results = proofs(size, fields)
     assert {(found["passed"], found["method"]) for found in results} == {(True, "serial-simulation")}
     first = results[0]
@@ -82,9 +82,7 @@ CONDITIONED: Fields = {"workload": "py:proof_models:conditioned", "micro_batch":
         pytest.param(2, {"strategy": "fsdp", "activation_checkpointing": True}, marks=pytest.mark.slow),
     ],
 )
-def test_blocks_that_share_an_input_are_proven_without_a_wider_bound(
-    proofs: Runs, size: int, fields: Fields
-) -> None:
+def test_blocks_that_share_an_input_are_proven_without_a_wider_bound(proofs, size, fields) -> None:
     found = proofs(size, CONDITIONED | fields)[0]
     assert found["passed"], found["detail"]
     if size == 2:
@@ -99,7 +97,7 @@ EVERY = ("ddp", "zero1", "scratch-ddp", "fsdp", "fsdp:reshard=false", "scratch-f
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", EVERY)
 @pytest.mark.parametrize("workload", ["mlp", "resnet18-32px", "gpt-nano", "llama-nano"])
-def test_these_cells_have_the_bits_of_a_serial_loop(proofs: Runs, workload: str, strategy: str) -> None:
+def test_these_cells_have_the_bits_of_a_serial_loop(proofs, workload, strategy) -> None:
     fields = {"workload": workload, "micro_batch": 2, "optimizer": "adamw:lr=0.001", "strategy": strategy}
     found = proofs(2, fields)[0]
     assert (found["passed"], found["max_difference"], found["max_bound"]) == (True, 0.0, 0.0)
@@ -107,14 +105,14 @@ def test_these_cells_have_the_bits_of_a_serial_loop(proofs: Runs, workload: str,
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "scratch-fsdp"])
-def test_a_strategy_that_loses_what_forward_changes_is_not_proven(proofs: Runs, strategy: str) -> None:
+def test_a_strategy_that_loses_what_forward_changes_is_not_proven(proofs, strategy) -> None:
     results = proofs(2, TEACHER | {"strategy": strategy})
     assert [found["passed"] for found in results] == [False, False]
     assert "forward itself changes teacher.weight" in results[0]["detail"]
 
 
 @pytest.mark.parametrize("fields", [MLP | {"accumulation": 2}, NORMED, GPT])
-def test_a_cell_on_three_ranks_is_proven_within_the_rounding_of_a_sum(proofs: Runs, fields: Fields) -> None:
+def test_a_cell_on_three_ranks_is_proven_within_the_rounding_of_a_sum(proofs, fields) -> None:
     found = proofs(3, fields)[0]
     assert found["passed"]
     assert "within the rounding of a sum in another order" in found["detail"]
@@ -124,14 +122,14 @@ def test_a_cell_on_three_ranks_is_proven_within_the_rounding_of_a_sum(proofs: Ru
 @pytest.mark.parametrize(
     "fields", [MLP | {"precision": "bf16"}, MLP | {"precision": "fp16", "clip_norm": 1.0}]
 )
-def test_low_precision_is_proven_within_a_stated_part_of_the_gradient(proofs: Runs, fields: Fields) -> None:
+def test_low_precision_is_proven_within_a_stated_part_of_the_gradient(proofs, fields) -> None:
     found = proofs(2, fields)[0]
     assert found["passed"]
     stated = {"bf16": "0.03", "fp16": "0.01"}[fields["precision"]]
     assert f"gradients agree within {stated} of their L2 norm" in found["detail"]
 
 
-def test_a_run_whose_batches_are_dictionaries_of_texts_is_measured_as_any_other(whole_runs: Runs) -> None:
+def test_a_run_whose_batches_are_dictionaries_of_texts_is_measured_as_any_other(whole_runs) -> None:
     record = whole_runs(2, SPOKEN)[0]
     assert (record["outcome"], record["reason"]) == ("ok", None)
     assert record["recorded"].operations.step
@@ -140,7 +138,7 @@ def test_a_run_whose_batches_are_dictionaries_of_texts_is_measured_as_any_other(
     assert record["absent"]["flops"].endswith("batches differ in shape")
 
 
-def test_data_of_a_users_own_are_proven_where_they_can_be_read_again(whole_runs: Runs) -> None:
+def test_data_of_a_users_own_are_proven_where_they_can_be_read_again(whole_runs) -> None:
     in_a_row = whole_runs(2, OWN | {"workload": "py:proof_models:of_a_loader"})[0]
     assert (in_a_row["outcome"], in_a_row["reason"]) == ("ok", None)
     assert "are not read again up to that step" in in_a_row["proof"].detail
@@ -150,13 +148,13 @@ def test_data_of_a_users_own_are_proven_where_they_can_be_read_again(whole_runs:
     assert "data= gives other samples when it is read again: seed what is random" in noise["reason"]
 
 
-def test_a_workload_says_how_many_samples_its_batches_have(whole_runs: Runs) -> None:
+def test_a_workload_says_how_many_samples_its_batches_have(whole_runs) -> None:
     record = whole_runs(2, OWN | {"workload": "py:proof_models:of_graphs"})[0]
     assert (record["outcome"], record["reason"]) == ("ok", None)
     assert record["work"].samples == OWN["micro_batch"]
 
 
-def test_data_that_every_replica_reads_alike_are_warned_of(whole_runs: Runs) -> None:
+def test_data_that_every_replica_reads_alike_are_warned_of(whole_runs) -> None:
     alike, apart = (
         whole_runs(2, OWN | {"workload": f"py:proof_models:{name}"})[0]["warnings"]
         for name in ("of_a_loader_for_all", "of_a_loader")
@@ -165,7 +163,7 @@ def test_data_that_every_replica_reads_alike_are_warned_of(whole_runs: Runs) -> 
     assert not [words for words in apart if "the same batches" in words]
 
 
-def test_a_pipeline_says_which_batches_it_takes(whole_runs: Runs) -> None:
+def test_a_pipeline_says_which_batches_it_takes(whole_runs) -> None:
     fields = SPOKEN | {"workload": "py:proof_models:cancelling_by_a_step", "strategy": "pipeline:gpipe"}
     taken = "it takes batches of two tensors, (inputs, targets), and a loss(outputs, targets), not a step"
     for record in whole_runs(2, fields):
@@ -186,7 +184,7 @@ def _slow_replicas(rank: int, size: int) -> Planted:
         MLP | {"strategy": "scratch-ddp", "precision": "fp16"},
     ],
 )
-def test_ranks_share_a_simulation_that_takes_one_of_them_too_long(proofs: Runs, fields: Fields) -> None:
+def test_ranks_share_a_simulation_that_takes_one_of_them_too_long(proofs, fields) -> None:
     found = proofs(2, fields, broken=_slow_replicas)[0]
     assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
     assert "3 steps of 2 replicas recomputed, one on a device of each" in found["detail"]
@@ -215,7 +213,7 @@ def _slow_replicas_and_one_dropped(rank: int, size: int) -> Iterator[None]:
         yield
 
 
-def test_a_shared_simulation_finds_what_differs(proofs: Runs) -> None:
+def test_a_shared_simulation_finds_what_differs(proofs) -> None:
     found = proofs(2, NORMED, broken=_slow_replicas_and_one_dropped)[0]
     assert not found["passed"]
     assert "differs from the serial simulation" in found["detail"]
@@ -250,19 +248,19 @@ def _no_time_and_twice_the_gradient_on_rank_0(rank: int, size: int) -> Iterator[
 FP16: Fields = {"micro_batch": 4, "optimizer": "sgd:lr=0.001", "precision": "fp16"}
 
 
-def test_gradients_at_the_edge_of_fp16_lose_the_same_digits_on_both_sides(proofs: Runs) -> None:
+def test_gradients_at_the_edge_of_fp16_lose_the_same_digits_on_both_sides(proofs) -> None:
     found = proofs(2, FP16 | {"workload": "py:proof_models:quiet_tokens"})[0]
     assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
     assert found["max_difference"] < found["max_bound"] / 10
 
 
-def test_steps_that_overflow_are_left_out_by_both_sides_and_the_others_are_compared(proofs: Runs) -> None:
+def test_steps_that_overflow_are_left_out_by_both_sides_and_the_others_are_compared(proofs) -> None:
     found = proofs(2, FP16 | {"workload": "py:proof_models:loud"})[0]
     assert (found["passed"], found["method"]) == (True, "serial-simulation")
     assert 0 < found["max_bound"] < 1
 
 
-def test_where_every_step_overflows_the_proof_is_the_weaker_one_and_says_why(proofs: Runs) -> None:
+def test_where_every_step_overflows_the_proof_is_the_weaker_one_and_says_why(proofs) -> None:
     found = proofs(2, FP16 | {"workload": "py:proof_models:deafening"})[0]
     assert (found["passed"], found["method"]) == (True, "replica-agreement")
     assert "left out every step" in found["detail"]
@@ -290,7 +288,7 @@ def test_where_every_step_overflows_the_proof_is_the_weaker_one_and_says_why(pro
     ],
 )
 def test_where_the_reference_does_not_fit_the_gradients_are_sampled_and_the_reason_is_named(
-    proofs: Runs, obstacle: Callable[..., object], reason: str
+    proofs, obstacle, reason
 ) -> None:
     results = proofs(2, MLP, broken=obstacle)
     assert {(found["passed"], found["method"]) for found in results} == {(True, "sampled-gradients")}
@@ -308,7 +306,7 @@ def test_where_the_reference_does_not_fit_the_gradients_are_sampled_and_the_reas
 COMPRESSED: Fields = {"strategy": "scratch-ddp", "compression": "topk:0.5"}
 
 
-def test_where_no_projection_says_anything_the_weakest_proof_is_given(proofs: Runs) -> None:
+def test_where_no_projection_says_anything_the_weakest_proof_is_given(proofs) -> None:
     results = proofs(2, MLP | COMPRESSED, broken=no_time)
     assert {(found["passed"], found["method"]) for found in results} == {(True, "replica-agreement")}
     equal = "the replicas' parameters are equal bit for bit after the update; a serial simulation of a step"
@@ -320,7 +318,7 @@ def _little_memory_on_the_last_rank(rank: int, size: int) -> Planted:
     return patch.object(simulation, "available_bytes", lambda: left)
 
 
-def test_every_rank_that_simulates_in_a_later_step_has_room_for_it(proofs: Runs) -> None:
+def test_every_rank_that_simulates_in_a_later_step_has_room_for_it(proofs) -> None:
     """After a warm-up, whose steps only rank 0 simulates."""
     fields = MLP | {"strategy": "local-sgd:2:warmup=2"}
     for found in proofs(2, fields, broken=_little_memory_on_the_last_rank):
@@ -343,21 +341,21 @@ def _slow_replicas_and_no_room_for_the_second_parameter(rank: int, size: int) ->
         yield
 
 
-def test_a_rank_without_room_for_its_share_gathers_with_the_others_all_the_same(proofs: Runs) -> None:
+def test_a_rank_without_room_for_its_share_gathers_with_the_others_all_the_same(proofs) -> None:
     fields = GPT | {"strategy": "fsdp"}
     found = proofs(2, fields, broken=_slow_replicas_and_no_room_for_the_second_parameter)[0]
     assert (found["passed"], found["method"]) == (True, "sampled-gradients"), found["detail"]
     assert "a serial simulation does not fit in memory in addition to the model" in found["detail"]
 
 
-def test_a_forward_pass_that_a_step_computes_again_is_not_what_a_simulation_takes(proofs: Runs) -> None:
+def test_a_forward_pass_that_a_step_computes_again_is_not_what_a_simulation_takes(proofs) -> None:
     """At most half of 100 s, less the 5 s that may be taken once."""
     fields = GPT | {"activation_checkpointing": True}
     detail = proofs(2, fields, broken=_slow_by_its_own_thread)[0]["detail"]
     assert "would take about 90 s, and about 45 s shared out over 2 ranks" in detail
 
 
-def test_the_weaker_proof_too_can_fail(proofs: Runs) -> None:
+def test_the_weaker_proof_too_can_fail(proofs) -> None:
     for found in proofs(2, MLP | COMPRESSED, broken=_no_time_and_twice_the_gradient_on_rank_0):
         assert not found["passed"]
         assert found["method"] == "replica-agreement"
@@ -372,7 +370,7 @@ def test_the_weaker_proof_too_can_fail(proofs: Runs) -> None:
     ],
 )
 def test_data_that_do_not_follow_their_generator_are_told_from_a_model_that_draws_its_own(
-    proofs: Runs, model: str, cause: str
+    proofs, model, cause
 ) -> None:
     [found] = proofs(1, {"workload": f"py:proof_models:{model}", "micro_batch": 4, "optimizer": "sgd"})
     assert not found["passed"]
@@ -407,19 +405,17 @@ def _counted_wholes(rank: int, size: int) -> Iterator[None]:
     assert most[0] > 2 or rank != 0
 
 
-def test_ranks_that_compare_nothing_keep_no_wholes(proofs: Runs) -> None:
+def test_ranks_that_compare_nothing_keep_no_wholes(proofs) -> None:
     assert all(found["passed"] for found in proofs(2, MLP, broken=_counted_wholes))
 
 
-def test_a_loss_that_is_not_finite_in_the_first_steps_is_called_so_on_all_ranks(proofs: Runs) -> None:
+def test_a_loss_that_is_not_finite_in_the_first_steps_is_called_so_on_all_ranks(proofs) -> None:
     found = proofs(3, {"workload": "py:proof_models:diverging", "micro_batch": 1, "optimizer": "sgd"})
     assert found == [{"diverged": "the loss is not a finite number (NaN or infinity)"}] * 3
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "local-sgd:2"])
-def test_a_loss_with_a_collective_is_recomputed_on_all_its_ranks_at_once(
-    whole_runs: Runs, strategy: str
-) -> None:
+def test_a_loss_with_a_collective_is_recomputed_on_all_its_ranks_at_once(whole_runs, strategy) -> None:
     fields = {"workload": "py:proof_models:contrastive", "micro_batch": 4, "optimizer": "sgd"}
     record = whole_runs(2, fields | {"strategy": strategy})[0]
     assert (record["outcome"], record["reason"]) == ("ok", None)

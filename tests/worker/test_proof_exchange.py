@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from planting import NORMED, WIDE, Fields, Planted, Runs, after, wrapped
+from planting import NORMED, WIDE, Fields, Planted, after, wrapped
 from torch import Tensor, nn
 
 from harness.worker.proof.proof import first_steps
@@ -54,7 +53,7 @@ COMPRESSED = [
 # Two ranks see every path; three have sums that are rounded in another order.
 @pytest.mark.parametrize(("size", "strategy"), [(2, "ddp"), (3, "scratch-ddp")])
 @pytest.mark.parametrize("compression", COMPRESSED)
-def test_a_compressed_cell_keeps_its_books(proofs: Runs, size: int, strategy: str, compression: str) -> None:
+def test_a_compressed_cell_keeps_its_books(proofs, size, strategy, compression) -> None:
     found = proofs(size, WIDE | {"strategy": strategy, "compression": compression})[0]
     assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
     assert f"the residuals of {compression} add up to their gradients" in found["detail"]
@@ -81,7 +80,7 @@ def test_a_compressed_cell_keeps_its_books(proofs: Runs, size: int, strategy: st
         (3, WIDE | {"compression": "powersgd:2:warmup=2", "strategy": "local-sgd:3"}),
     ],
 )
-def test_so_do_all_that_go_together(proofs: Runs, size: int, fields: Fields) -> None:
+def test_so_do_all_that_go_together(proofs, size, fields) -> None:
     found = proofs(size, fields)[0]
     assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
 
@@ -98,7 +97,7 @@ def test_so_do_all_that_go_together(proofs: Runs, size: int, fields: Fields) -> 
         WIDE | {"strategy": "ddp", "collective": "hierarchical:via=leaders", "node_size": 1},
     ],
 )
-def test_an_uncompressed_exchange_of_two_is_exact_by_any_way(proofs: Runs, fields: Fields) -> None:
+def test_an_uncompressed_exchange_of_two_is_exact_by_any_way(proofs, fields) -> None:
     found = proofs(2, fields)[0]
     assert found["passed"], found["detail"]
     assert (found["max_difference"], found["max_bound"]) == (0.0, 0.0)
@@ -106,9 +105,7 @@ def test_an_uncompressed_exchange_of_two_is_exact_by_any_way(proofs: Runs, field
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("strategy", ["local-sgd:1", "local-sgd:4", "local-sgd:2:warmup=5"])
-def test_replicas_that_train_alone_are_recomputed_and_their_average_too(
-    proofs: Runs, size: int, strategy: str
-) -> None:
+def test_replicas_that_train_alone_are_recomputed_and_their_average_too(proofs, size, strategy) -> None:
     found = proofs(size, NORMED | {"strategy": strategy})[0]
     assert found["passed"], found["detail"]
 
@@ -122,13 +119,13 @@ def test_replicas_that_train_alone_are_recomputed_and_their_average_too(
         {"strategy": "ddp", "compression": "torch-powersgd:2"},
     ],
 )
-def test_after_a_step_that_overflows_the_books_go_on(proofs: Runs, fields: Fields) -> None:
+def test_after_a_step_that_overflows_the_books_go_on(proofs, fields) -> None:
     loud = {"workload": "py:proof_models:loud", "micro_batch": 4, "optimizer": "sgd:lr=0.001"}
     found = proofs(2, fields | loud | {"precision": "fp16"})[0]
     assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
 
 
-def test_steps_that_overflow_are_left_out_of_the_books(proofs: Runs) -> None:
+def test_steps_that_overflow_are_left_out_of_the_books(proofs) -> None:
     fields = {"workload": "py:proof_models:deafening", "micro_batch": 4, "optimizer": "sgd:lr=0.001"}
     found = proofs(2, SCRATCH | fields | {"precision": "fp16", "compression": "bf16"})[0]
     assert (found["passed"], found["method"]) == (True, "replica-agreement"), found["detail"]
@@ -147,9 +144,7 @@ def test_steps_that_overflow_are_left_out_of_the_books(proofs: Runs) -> None:
         (4, 5, "xxx--xxxx"),
     ],
 )
-def test_a_proof_checks_the_first_steps_and_those_after_the_ramp(
-    period: int, ramp_steps: int, checked: str
-) -> None:
+def test_a_proof_checks_the_first_steps_and_those_after_the_ramp(period, ramp_steps, checked) -> None:
     model = ParallelModel(nn.Linear(1, 1))
     model.period, model.ramp_steps = period, ramp_steps
     assert first_steps(model) == [mark == "x" for mark in checked]
@@ -389,14 +384,14 @@ BROKEN = "does not keep its promise: "
     ],
 )
 def test_a_compressor_that_keeps_its_books_and_not_its_promise_is_caught(
-    proofs: Runs, mutation: Callable[..., object], compression: str, detail: str
+    proofs, mutation, compression, detail
 ) -> None:
     results = proofs(2, SCRATCH | PLAIN_SGD | {"compression": compression}, broken=mutation)
     assert [found["passed"] for found in results] == [False] * 2
     assert re.search(BROKEN + detail, results[0]["detail"]), results[0]["detail"]
 
 
-def test_a_promise_is_checked_under_a_memory_limit_too(proofs: Runs) -> None:
+def test_a_promise_is_checked_under_a_memory_limit_too(proofs) -> None:
     limited = SCRATCH | PLAIN_SGD | {"compression": "topk:0.9", "memory_limit_mb": 256}
     assert [found["passed"] for found in proofs(2, limited)] == [True] * 2
     results = proofs(2, limited, broken=_the_smallest_are_sent)
@@ -436,9 +431,7 @@ TOPK: Fields = WIDE | {"strategy": "ddp:bucket_mb=0.01", "compression": "topk:0.
         ),
     ],
 )
-def test_a_wrong_exchange_is_caught_on_all_ranks(
-    proofs: Runs, mutation: Callable[..., object], sizes: list[int], fields: Fields, detail: str
-) -> None:
+def test_a_wrong_exchange_is_caught_on_all_ranks(proofs, mutation, sizes, fields, detail) -> None:
     for size in sizes:
         results = proofs(size, fields, broken=mutation)
         assert [found["passed"] for found in results] == [False] * size
@@ -454,9 +447,7 @@ def test_a_wrong_exchange_is_caught_on_all_ranks(
         ("scratch-ddp", "dgc:0.5:momentum=0"),
     ],
 )
-def test_complex_parameters_go_through_a_compressor_whole(
-    proofs: Runs, strategy: str, compression: str
-) -> None:
+def test_complex_parameters_go_through_a_compressor_whole(proofs, strategy, compression) -> None:
     waves = {"workload": "py:proof_models:waves", "micro_batch": 4, "optimizer": "sgd:lr=0.05:momentum=0"}
     found = proofs(2, waves | {"strategy": strategy, "compression": compression})[0]
     assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]

@@ -21,7 +21,6 @@ from planting import (
     UPDATE,
     Fields,
     Planted,
-    Runs,
     after,
     gradients_times,
     wrapped,
@@ -314,9 +313,7 @@ def _half_precision_ignored(rank: int, size: int) -> Planted:
         (_dropout_drawn_from_a_seed_of_the_trainers_own, [2], MLP, GRADIENT),
     ],
 )
-def test_wrong_training_is_caught_on_all_ranks(
-    proofs: Runs, mutation: Callable[..., object], sizes: list[int], fields: Fields, detail: str
-) -> None:
+def test_wrong_training_is_caught_on_all_ranks(proofs, mutation, sizes, fields, detail) -> None:
     for size in sizes:
         results = proofs(size, fields, broken=mutation)
         assert [found["passed"] for found in results] == [False] * size
@@ -327,7 +324,7 @@ def test_wrong_training_is_caught_on_all_ranks(
 @pytest.mark.parametrize(
     "fields", [MLP, MLP | {"workload": "py:proof_models:conditioned", "strategy": "fsdp"}]
 )
-def test_on_two_ranks_a_gradient_is_caught_that_is_off_in_its_last_bit(proofs: Runs, fields: Fields) -> None:
+def test_on_two_ranks_a_gradient_is_caught_that_is_off_in_its_last_bit(proofs, fields) -> None:
     found = proofs(2, fields, broken=_last_bit_off)[0]
     assert not found["passed"]
     size = re.search(f"{GRADIENT} by ([^ ]+) in an element, more than 0;?", found["detail"])

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
-from planting import GRADIENT, MLP, Fields, Planted, Runs, after, gradients_times, wrapped
-from rank_builders import Ranks, a_context
+from planting import GRADIENT, MLP, Fields, Planted, after, gradients_times, wrapped
+from rank_builders import a_context
 
 from harness.worker import run as run_module
 from harness.worker.rank.context import Run
@@ -72,9 +70,7 @@ LATE = "in a step after the timed blocks"
         (_one_replica_moved_at_the_end, "serial-simulation", "parameters differ at the end"),
     ],
 )
-def test_a_failed_proof_measures_on_where_the_launch_reports_it(
-    whole_runs: Runs, mutation: Callable[..., object], method: str, reason: str
-) -> None:
+def test_a_failed_proof_measures_on_where_the_launch_reports_it(whole_runs, mutation, method, reason) -> None:
     records = whole_runs(2, MLP, broken=mutation, proof="report")
     for record in records:
         assert (record["outcome"], record["reason"]) == ("ok", None)
@@ -100,14 +96,14 @@ def _right_after_wrong(rank: int, folder: str) -> list[Proof]:
     return found
 
 
-def test_no_run_leans_on_a_proof_that_failed(ranks: Ranks, tmp_path: Path) -> None:
+def test_no_run_leans_on_a_proof_that_failed(ranks, tmp_path) -> None:
     """In a launch that forks, the later runs name the first one as their proof before it has run."""
     [(wrong, right)] = ranks(1, _right_after_wrong, str(tmp_path))
     assert (wrong.method, wrong.passed) == ("serial-simulation", False)
     assert (right.method, right.passed) == ("serial-simulation", True)
 
 
-def test_an_error_in_the_proof_stays_an_error(whole_runs: Runs) -> None:
+def test_an_error_in_the_proof_stays_an_error(whole_runs) -> None:
     record: Fields = whole_runs(2, MLP, broken=_a_check_that_breaks, proof="report")[0]
     assert (record["outcome"], record["proof"]) == ("crashed", None)
     assert "the check itself broke" in record["reason"]

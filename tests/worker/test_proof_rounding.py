@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import pytest
-from planting import Fields, Runs
+from planting import Fields
 
 # Of four keys' and BatchNorms' biases the gradients are zero but for rounding.
 CELL: Fields = {"workload": "py:proof_models:cancelling", "micro_batch": 8, "optimizer": "adamw:lr=0.01"}
@@ -25,7 +23,7 @@ PIPELINE: Fields = CELL | {"strategy": "pipeline:1f1b:microbatches=2"}
     ],
 )
 def test_what_is_compared_within_a_tolerance_may_be_summed_in_another_order(
-    proofs: Runs, other_rounding: ModuleType, size: int, fields: Fields
+    proofs, other_rounding, size, fields
 ) -> None:
     for found in proofs(size, fields, broken=other_rounding.trainer_sums_otherwise):
         assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
@@ -49,14 +47,14 @@ def test_what_is_compared_within_a_tolerance_may_be_summed_in_another_order(
     ],
 )
 def test_bits_are_compared_of_two_computations_on_one_cpu_whichever_it_is(
-    proofs: Runs, other_rounding: ModuleType, size: int, fields: Fields
+    proofs, other_rounding, size, fields
 ) -> None:
     for found in proofs(size, fields, broken=other_rounding.all_sum_otherwise):
         assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
     assert not proofs(size, fields, broken=other_rounding.trainer_sums_otherwise)[0]["passed"]
 
 
-def test_a_product_with_one_sample_rounds_by_where_its_matrix_begins(proofs: Runs) -> None:
+def test_a_product_with_one_sample_rounds_by_where_its_matrix_begins(proofs) -> None:
     """zero1 lays parameters one behind another, which MKL's kernels for AMD's CPUs are sensitive to."""
     odd: Fields = {"workload": "py:proof_models:odd", "micro_batch": 1, "optimizer": "sgd:lr=0.05"}
     found = proofs(2, odd | {"strategy": "zero1"})[0]
@@ -74,9 +72,7 @@ RESIDUAL: Fields = {
 
 
 @pytest.mark.slow
-def test_where_rounding_alone_makes_another_gradient_it_is_sampled(
-    proofs: Runs, other_rounding: ModuleType
-) -> None:
+def test_where_rounding_alone_makes_another_gradient_it_is_sampled(proofs, other_rounding) -> None:
     """A compiled ResNet in half precision has such gradients: BatchNorm of few samples amplifies rounding."""
     first, second = proofs(2, RESIDUAL, broken=other_rounding.trainer_norms_round_later)
     assert (first["passed"], first["method"]) == (True, "sampled-gradients"), first["detail"]
@@ -87,7 +83,7 @@ def test_where_rounding_alone_makes_another_gradient_it_is_sampled(
 @pytest.mark.slow
 @pytest.mark.parametrize(("defect", "size"), [("trainer_doubles", 1), ("trainer_climbs", 2)])
 def test_what_is_more_than_rounding_is_a_defect_in_such_a_model_too(
-    proofs: Runs, other_rounding: ModuleType, defect: str, size: int
+    proofs, other_rounding, defect, size
 ) -> None:
     cell = RESIDUAL | {"strategy": "single" if size == 1 else "ddp"}
     found = proofs(size, cell, broken=getattr(other_rounding, defect))[0]
@@ -97,7 +93,7 @@ def test_what_is_more_than_rounding_is_a_defect_in_such_a_model_too(
 
 @pytest.mark.slow
 def test_one_device_has_the_weakest_proof_where_rounding_alone_makes_another_gradient(
-    proofs: Runs, other_rounding: ModuleType
+    proofs, other_rounding
 ) -> None:
     alone = RESIDUAL | {"strategy": "single"}
     [found] = proofs(1, alone, broken=other_rounding.trainer_norms_round_later)
@@ -106,8 +102,6 @@ def test_one_device_has_the_weakest_proof_where_rounding_alone_makes_another_gra
 
 
 @pytest.mark.slow
-def test_a_compressed_exchange_has_no_exception_for_rounding(
-    proofs: Runs, other_rounding: ModuleType
-) -> None:
+def test_a_compressed_exchange_has_no_exception_for_rounding(proofs, other_rounding) -> None:
     cell = RESIDUAL | {"strategy": "scratch-ddp", "compression": "bf16"}
     assert not proofs(2, cell, broken=other_rounding.trainer_norms_round_later)[0]["passed"]

@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from planting import GPT, Fields, Planted, Runs, after, gradients_times, no_time, wrapped
+from planting import GPT, Planted, after, gradients_times, no_time, wrapped
 from planting import MLP as DDP
 from torch import Tensor
 
@@ -46,7 +46,7 @@ def _sampling(*planted: Planted) -> Planted:
         FSDP | {"workload": "py:proof_models:spoken", "micro_batch": 4},
     ],
 )
-def test_what_is_right_passes(proofs: Runs, fields: Fields) -> None:
+def test_what_is_right_passes(proofs, fields) -> None:
     for found in proofs(2, fields, broken=no_time):
         assert (found["passed"], found["method"]) == (True, "sampled-gradients"), found["detail"]
         assert "2 steps of 2 replicas: 4 projections" in found["detail"]
@@ -56,7 +56,7 @@ def _nothing_is_watched(rank: int, size: int) -> Planted:
     return _sampling(patch.object(Sampling, "watching", lambda self: nullcontext()))
 
 
-def test_what_was_not_watched_is_not_called_sampled(proofs: Runs) -> None:
+def test_what_was_not_watched_is_not_called_sampled(proofs) -> None:
     found = proofs(2, DDP, broken=_nothing_is_watched)[0]
     assert (found["passed"], found["method"]) == (True, "replica-agreement"), found["detail"]
 
@@ -66,7 +66,7 @@ def _another_generator_on_the_last_rank(rank: int, size: int) -> Planted:
     return _sampling(wrapped(sampled, "_normal", lambda original, *drawn: original(*drawn).roll(rank)))
 
 
-def test_ranks_that_draw_other_vectors_from_one_seed_compare_none(proofs: Runs) -> None:
+def test_ranks_that_draw_other_vectors_from_one_seed_compare_none(proofs) -> None:
     found = proofs(2, DDP, broken=_another_generator_on_the_last_rank)[0]
     assert (found["passed"], found["method"]) == (True, "replica-agreement"), found["detail"]
 
@@ -87,7 +87,7 @@ def _beats_are_counted(rank: int, size: int) -> Planted:
     return _sampling(wrapped(Sampling, "compare", compared), wrapped(Sampling, "__init__", listening))
 
 
-def test_a_step_that_is_sampled_says_that_it_goes_on(proofs: Runs) -> None:
+def test_a_step_that_is_sampled_says_that_it_goes_on(proofs) -> None:
     assert proofs(2, DDP, broken=_beats_are_counted)[0]["method"] == "sampled-gradients"
 
 
@@ -162,7 +162,7 @@ def _half_a_millionth_too_much(rank: int, size: int) -> Planted:
         (_half_a_millionth_too_much, SCRATCH),
     ],
 )
-def test_a_planted_defect_is_found(proofs: Runs, mutation: Callable[..., object], fields: Fields) -> None:
+def test_a_planted_defect_is_found(proofs, mutation, fields) -> None:
     found = proofs(2, fields, broken=mutation)[0]
     assert (found["passed"], found["method"]) == (False, "sampled-gradients"), found["detail"]
     assert "is not the mean of the replicas'" in found["detail"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from planting import GPT, GRADIENT, STATE, UPDATE, Fields, Planted, Runs, after, wrapped
+from planting import GPT, GRADIENT, STATE, UPDATE, Fields, Planted, after, wrapped
 from torch import Tensor
 
 from harness.worker.cell.setup import CellSetup
@@ -69,7 +69,7 @@ COARSE = "gradients agree within 0.03 of their L2 norm, parameter by parameter"
     ],
 )
 def test_a_model_that_is_split_is_proven_as_far_as_arithmetic_allows(
-    proofs: Runs, size: int, fields: Fields, replicas: int, rule: str
+    proofs, size, fields, replicas, rule
 ) -> None:
     results = proofs(size, fields)
     assert {(found["passed"], found["method"]) for found in results} == {(True, "serial-simulation")}, results
@@ -199,17 +199,13 @@ MOMENTUM: Fields = {"optimizer": "sgd:lr=0.05"}
         (_a_shard_not_updated, 2, SHARDED, UPDATE),
     ],
 )
-def test_a_split_that_trains_wrongly_is_caught_on_all_ranks(
-    proofs: Runs, mutation: Callable[..., object], size: int, fields: Fields, detail: str
-) -> None:
+def test_a_split_that_trains_wrongly_is_caught_on_all_ranks(proofs, mutation, size, fields, detail) -> None:
     results = proofs(size, fields, broken=mutation)
     assert [found["passed"] for found in results] == [False] * size, results[0]["detail"]
     assert results[0]["method"] == "serial-simulation"
     assert re.search(detail, results[0]["detail"]), results[0]["detail"]
 
 
-def test_ends_of_a_pipeline_that_do_not_have_the_same_gradient_are_called_so_on_all_ranks(
-    proofs: Runs,
-) -> None:
+def test_ends_of_a_pipeline_that_do_not_have_the_same_gradient_are_called_so_on_all_ranks(proofs) -> None:
     expected = {"copies": "wte.weight is not the same on the ranks that have a copy of it"}
     assert proofs(2, PIPELINE, broken=_ends_not_summed) == [expected] * 2

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from rank_builders import CPU, MS, Ranks, a_stopwatch, batches, network
+from rank_builders import CPU, MS, a_stopwatch, batches, network
 from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn import functional as F
@@ -168,9 +168,7 @@ CASES: dict[str, tuple[dict[str, Any], list[tuple[str, int]]]] = {
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("case", CASES)
-def test_operations_are_those_of_the_closed_form_in_the_same_order_on_all_ranks(
-    ranks: Ranks, case: str, size: int
-) -> None:
+def test_operations_are_those_of_the_closed_form_in_the_same_order_on_all_ranks(ranks, case, size) -> None:
     settings, expected = CASES[case]
     for found in ranks(size, recorded_rows, settings, 3):
         assert found["rows"] == [
@@ -186,7 +184,7 @@ def test_operations_are_those_of_the_closed_form_in_the_same_order_on_all_ranks(
     [("fsdp", True), ("ddp", False), ("zero1", False), ("scratch-fsdp", False)],
 )
 def test_synchronous_operations_are_recorded_where_the_backend_gives_no_work_for_them(
-    ranks: Ranks, strategy: str, synchronous: bool
+    ranks, strategy, synchronous
 ) -> None:
     """FSDP2 asks for them; torch's C++ and our own strategies always wait for a work."""
     as_gloo = ranks(2, recorded_rows, {"strategy": strategy}, 3)
@@ -199,7 +197,7 @@ def test_synchronous_operations_are_recorded_where_the_backend_gives_no_work_for
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_a_ring_sends_and_receives_segments(ranks: Ranks, size: int) -> None:
+def test_a_ring_sends_and_receives_segments(ranks, size) -> None:
     """Rank r sends the segments r, r - 1, ... for 2 (p - 1) rounds, and rank r + 1 receives them."""
     lengths = [4 * (NUMEL * (r + 1) // size - NUMEL * r // size) for r in range(size)]
 
@@ -217,7 +215,7 @@ def test_a_ring_sends_and_receives_segments(ranks: Ranks, size: int) -> None:
         assert len(rows) == 1 + 4 * (size - 1)
 
 
-def test_groups_of_nodes_are_recorded_by_the_ranks_of_the_launch(ranks: Ranks) -> None:
+def test_groups_of_nodes_are_recorded_by_the_ranks_of_the_launch(ranks) -> None:
     settings = {"strategy": "scratch-ddp", "collective": "hierarchical", "node_size": 2}
     for rank, found in enumerate(ranks(4, recorded_rows, settings, 2)):
         inside = "0-1" if rank < 2 else "2-3"
@@ -238,12 +236,12 @@ def test_groups_of_nodes_are_recorded_by_the_ranks_of_the_launch(ranks: Ranks) -
         ([3], "3"),
     ],
 )
-def test_a_group_is_written_by_its_ranks(group: Any, text: str) -> None:
+def test_a_group_is_written_by_its_ranks(group, text) -> None:
     assert group_text(group) == text
 
 
 @given(st.sets(st.integers(0, 300), min_size=1))
-def test_a_group_can_be_read_back(group: set[int]) -> None:
+def test_a_group_can_be_read_back(group) -> None:
     read = []
     for part in group_text(sorted(group)).split(","):
         first, _, last = part.partition("-")
@@ -264,9 +262,7 @@ def test_a_group_can_be_read_back(group: set[int]) -> None:
         (1, 4000, 1),
     ],
 )
-def test_about_20_steps_in_whole_periods_and_what_a_record_holds(
-    period: int, operations: int, steps: int
-) -> None:
+def test_about_20_steps_in_whole_periods_and_what_a_record_holds(period, operations, steps) -> None:
     assert steps_to_record(period, operations) == steps
 
 
@@ -320,7 +316,7 @@ def slow_ends(rank: int, what: str) -> dict[str, Any]:
     }
 
 
-def test_an_operation_ends_when_it_is_done_and_not_when_somebody_asks(ranks: Ranks) -> None:
+def test_an_operation_ends_when_it_is_done_and_not_when_somebody_asks(ranks) -> None:
     first, second = ranks(2, slow_ends, "allreduce")
     assert first["row"] == second["row"] == [(0, "allreduce", "0-1", 24)]
     assert min(first["issued_ms"], second["issued_ms"]) >= 80
@@ -332,7 +328,7 @@ def test_an_operation_ends_when_it_is_done_and_not_when_somebody_asks(ranks: Ran
 
 
 @pytest.mark.parametrize("what", ["_reduce_scatter_base", "send"])
-def test_what_has_no_future_ends_when_it_has_been_waited_for(ranks: Ranks, what: str) -> None:
+def test_what_has_no_future_ends_when_it_has_been_waited_for(ranks, what) -> None:
     first, second = ranks(2, slow_ends, what)
     other = "recv" if what == "send" else what
     assert [first["row"], second["row"]] == [[(0, what, "0-1", 24)], [(0, other, "0-1", 24)]]
@@ -350,7 +346,7 @@ def unwaited(rank: int) -> tuple[int, int]:
     return operations.issued_ns[0] + operations.duration_ns[0], recorded[0].step_ns[0]
 
 
-def test_what_nobody_has_waited_for_ends_with_its_step(ranks: Ranks) -> None:
+def test_what_nobody_has_waited_for_ends_with_its_step(ranks) -> None:
     for end_ns, step_ns in ranks(2, unwaited):
         assert end_ns == pytest.approx(step_ns, abs=20 * MS)
         assert end_ns > 50 * MS
@@ -437,7 +433,7 @@ def through_torch(rank: int) -> list[Row]:
     return rows_of(recorded[0].operations)
 
 
-def test_operations_of_torchs_functions_are_recorded_and_work_as_ever(ranks: Ranks) -> None:
+def test_operations_of_torchs_functions_are_recorded_and_work_as_ever(ranks) -> None:
     expected = [(0, "broadcast", "0-1", 16), (0, "allreduce", "0-1", 16)]
     assert ranks(2, through_torch) == [expected] * 2
 
@@ -451,7 +447,7 @@ def switched_off(rank: int) -> list[Row]:
     return rows_of(recorded[0].operations)
 
 
-def test_an_exchange_that_is_off_has_nothing_to_record(ranks: Ranks) -> None:
+def test_an_exchange_that_is_off_has_nothing_to_record(ranks) -> None:
     assert ranks(2, switched_off) == [[]] * 2
 
 
@@ -488,9 +484,7 @@ def block_or_steps(rank: int, settings: dict[str, Any], recording: bool) -> dict
         ({"strategy": "local-sgd:3"}, 18, [1, 4, 7, 10, 13, 16]),
     ],
 )
-def test_recorded_steps_are_steps_like_any_other(
-    ranks: Ranks, settings: dict[str, Any], steps: int, with_operations: list[int]
-) -> None:
+def test_recorded_steps_are_steps_like_any_other(ranks, settings, steps, with_operations) -> None:
     recorded = ranks(2, block_or_steps, settings, True)
     plain = ranks(2, block_or_steps, settings, False)
     for found, expected in zip(recorded, plain, strict=True):
@@ -526,9 +520,7 @@ class Hours:
 
 
 @pytest.mark.parametrize(("stages", "bubbles"), [(False, None), (True, [30 + 60, 3 + 6, 0])])
-def test_a_stage_idles_where_it_waits_for_a_neighbour(
-    monkeypatch: pytest.MonkeyPatch, stages: bool, bubbles: list[int] | None
-) -> None:
+def test_a_stage_idles_where_it_waits_for_a_neighbour(monkeypatch, stages, bubbles) -> None:
     hours = Hours()
     monkeypatch.setattr(recorder_module, "time", hours)
     recorder = Recorder(SilentObserver(), CPU, stages=stages)
@@ -545,7 +537,7 @@ def test_a_stage_idles_where_it_waits_for_a_neighbour(
 
 def test_on_a_device_nobody_sees_a_stage_idle() -> None:
     recorder = Recorder(SilentObserver(), torch.device("cuda"), stages=True)
-    recorder._device = Moments(0, 10)  # type: ignore[assignment]
+    recorder._device = Moments(0, 10)
     recorder.begins(Phase.FORWARD)
     recorder.step_done(torch.tensor(0.0))
     assert recorder.take(columns(1)).bubble_ns is None
@@ -579,7 +571,7 @@ def bubbles(rank: int, settings: dict[str, Any]) -> Any:
     return recorded.bubble_ns, recorded.step_ns
 
 
-def test_strategies_with_stages_alone_have_a_bubble(ranks: Ranks) -> None:
+def test_strategies_with_stages_alone_have_a_bubble(ranks) -> None:
     for idle_ns, step_ns in ranks(2, bubbles, {"strategy": "pipeline:gpipe"}):
         assert len(idle_ns) == len(step_ns) == 20
         assert all(0 < idle < step for idle, step in zip(idle_ns, step_ns, strict=True))
@@ -595,7 +587,7 @@ def limited(rank: int, most: int) -> str:
     for _ in range(2):
         trainer.step(batches(rank))
     watch = a_stopwatch(trainer, batches(rank))
-    recorder_module.MOST_OPERATIONS = most  # type: ignore[misc]
+    recorder_module.MOST_OPERATIONS = most
     try:
         recorded = watch.record(exchange, CPU)
         operations = len(recorded.operations.step) // len(recorded.step_ns)
@@ -603,11 +595,11 @@ def limited(rank: int, most: int) -> str:
     except TooManyOperationsError as error:
         return str(error)
     finally:
-        recorder_module.MOST_OPERATIONS = MOST_OPERATIONS  # type: ignore[misc]
+        recorder_module.MOST_OPERATIONS = MOST_OPERATIONS
         exchange.reset()
 
 
-def test_ranks_agree_on_the_steps_by_the_one_with_the_most_operations(ranks: Ranks) -> None:
+def test_ranks_agree_on_the_steps_by_the_one_with_the_most_operations(ranks) -> None:
     # Of three ranks in a tree each has its own number of operations.
     found = ranks(3, limited, 4000)
     counts = [int(text.rpartition(" ")[2]) for text in found]
@@ -641,7 +633,7 @@ def test_a_device_begins_an_operation_when_the_one_before_it_on_the_same_group_h
     recorder = Recorder(SilentObserver(), torch.device("cuda"))
     # The step begins at 1000. Group a: issued at 1010, done at 1100; issued at 1050, done at 1160, so begun
     # at 1100. Group b: issued at 1060, done at 1070. The step ends at 1200; the next one begins at 1300.
-    recorder._device = Moments(1000, 1010, 1100, 1050, 1160, 1060, 1070, 1200, 1300, 1320, 1325, 1400)  # type: ignore[assignment]
+    recorder._device = Moments(1000, 1010, 1100, 1050, 1160, 1060, 1070, 1200, 1300, 1320, 1325, 1400)
 
     for groups in (["a", "a", "b"], ["a"]):
         recorder.begins(Phase.FORWARD)
@@ -660,7 +652,7 @@ def test_a_device_begins_an_operation_when_the_one_before_it_on_the_same_group_h
 def test_a_synchronous_operation_ends_on_a_device_where_the_stream_is_after_the_call() -> None:
     recorder = Recorder(SilentObserver(), torch.device("cuda"))
     # The step begins at 1000 and ends at 1200; the operation is issued at 1010, and done at 1100.
-    recorder._device = Moments(1000, 1010, 1100, 1200)  # type: ignore[assignment]
+    recorder._device = Moments(1000, 1010, 1100, 1200)
     recorder.begins(Phase.FORWARD)
     assert recorder.issue("_allgather_base", "a", 4, lambda: None) is None
     recorder.step_done(torch.tensor(0.0))

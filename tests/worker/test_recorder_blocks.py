@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from rank_builders import CPU, Moments, Ranks, a_context
+from rank_builders import CPU, Moments, a_context
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
@@ -52,9 +51,7 @@ MIB = 2**20
         (256, 1.0, 2**15),
     ],
 )
-def test_the_payload_is_what_the_link_carries_in_a_second(
-    ranks: int, mbit: float | None, payload: int
-) -> None:
+def test_the_payload_is_what_the_link_carries_in_a_second(ranks, mbit, payload) -> None:
     assert peak_payload_bytes(ranks, mbit) == payload
 
 
@@ -67,7 +64,7 @@ def peak(rank: int) -> tuple[int, list[int], int, int]:
     return found.payload_bytes, found.duration_ns, exchange.traffic.operations, took_ns
 
 
-def test_three_all_reduces_are_timed_and_not_counted_as_traffic(ranks: Ranks) -> None:
+def test_three_all_reduces_are_timed_and_not_counted_as_traffic(ranks) -> None:
     for payload, durations, operations, whole in ranks(2, peak):
         assert (payload, len(durations), operations) == (MIB, 3, 0)
         assert all(duration > 0 for duration in durations)
@@ -100,7 +97,7 @@ def swept_peak(rank: int) -> tuple[int, list[int]]:
     return found.payload_bytes, sorted(set(tried))
 
 
-def test_the_peak_is_that_of_the_best_payload_that_all_ranks_have_memory_for(ranks: Ranks) -> None:
+def test_the_peak_is_that_of_the_best_payload_that_all_ranks_have_memory_for(ranks) -> None:
     assert ranks(2, swept_peak) == [(4 * MIB, [MIB, 4 * MIB, 16 * MIB])] * 2
 
 
@@ -116,12 +113,12 @@ def late_peak(rank: int) -> list[int]:
         return measure_link_peak(Control(CPU), CPU, ranks=2, link_mbit_per_s=1.0).duration_ns
 
 
-def test_each_begins_at_a_barrier(ranks: Ranks) -> None:
+def test_each_begins_at_a_barrier(ranks) -> None:
     # 64 KiB take about a millisecond; without the barrier rank 0 would wait for 100 ms in each.
     assert min(ranks(2, late_peak)[0]) < 50_000_000
 
 
-def test_the_first_step_is_the_sum_of_its_parts_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_step_is_the_sum_of_its_parts_until_it_is_over(monkeypatch) -> None:
     # 10 to 25 and 100 to 103: 15 + 3. The clock is not read again after that, nor the device waited for.
     monkeypatch.setattr(clock_module, "time", Moments(10, 25, 100, 103))
     waited: list[str] = []
@@ -179,9 +176,7 @@ intervals = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)))
 
 
 @given(compute=intervals, communicate=intervals)
-def test_times_are_those_of_counting_moments(
-    compute: list[tuple[int, int]], communicate: list[tuple[int, int]]
-) -> None:
+def test_times_are_those_of_counting_moments(compute, communicate) -> None:
     kernels = [Kernel("gemm", start, start + length) for start, length in compute]
     kernels += [Kernel(REDUCE, start, start + length) for start, length in communicate]
     busy = [
@@ -257,7 +252,7 @@ MLP = {
 }
 
 
-def test_a_run_has_all_of_it_and_ends_in_the_same_bits(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_run_has_all_of_it_and_ends_in_the_same_bits(ranks, tmp_path) -> None:
     both = ranks(2, run_twice, str(tmp_path), 2, MLP)
     assert len({run["parameters_hash"] for runs in both for run in runs}) == 1
     ends = ["warm-up", "measure", "exposed", "recording", "hash", "late proof"]
@@ -288,7 +283,7 @@ def test_a_run_has_all_of_it_and_ends_in_the_same_bits(ranks: Ranks, tmp_path: P
             assert not {"recorded", "link_peak"} & set(run["absent"])
 
 
-def test_groups_are_gone_and_the_profiler_is_there_before_all_else(ranks: Ranks, tmp_path: Path) -> None:
+def test_groups_are_gone_and_the_profiler_is_there_before_all_else(ranks, tmp_path) -> None:
     assert ranks(1, first_acts, str(tmp_path)) == [["reset", "profiler on cpu", "idle memory"]]
 
 
@@ -300,9 +295,7 @@ def test_the_profiler_is_attached_once_in_a_process_on_cuda() -> None:
     profiled.assert_called_once_with(torch.device("cuda", 1))
 
 
-def test_a_run_that_leans_on_a_proof_warns_of_batches_that_all_ranks_read(
-    whole_runs: Callable[..., list[dict[str, Any]]],
-) -> None:
+def test_a_run_that_leans_on_a_proof_warns_of_batches_that_all_ranks_read(whole_runs) -> None:
     for name, warned in (("of_a_loader_for_all", True), ("of_a_loader", False)):
         fields = {
             "workload": f"py:proof_models:{name}",
@@ -316,7 +309,7 @@ def test_a_run_that_leans_on_a_proof_warns_of_batches_that_all_ranks_read(
             assert len(alike) == warned
 
 
-def test_one_rank_has_nothing_to_record_and_says_so(ranks: Ranks, tmp_path: Path) -> None:
+def test_one_rank_has_nothing_to_record_and_says_so(ranks, tmp_path) -> None:
     single = {**MLP, "strategy": "single", "compression": "none"}
     [[proven, repeated]] = ranks(1, slow_halves, str(tmp_path), single)
     for run in (proven, repeated):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any
 
 import pytest
 import torch
@@ -32,7 +31,7 @@ CPU = torch.device("cpu")
     ],
     ids=str,
 )
-def test_any_batch_by_its_number_is_the_one_that_is_drawn(fields: dict[str, Any], batches: int) -> None:
+def test_any_batch_by_its_number_is_the_one_that_is_drawn(fields, batches) -> None:
     cell = a_cell(gpus=3, micro_batch=64, seed=5, **fields)
     rank = Rank(rank=0, local_rank=0, node_rank=0, gpus=3, local_gpus=3)
     setup = CellSetup(cell=cell, rank=rank, device=CPU, source_folder=None)
@@ -58,7 +57,7 @@ def test_the_random_state_of_a_step_is_that_of_new_generators() -> None:
 
 
 @pytest.mark.parametrize("facts", OPTIMIZERS.all_facts, ids=lambda facts: facts.name)
-def test_every_optimizer_is_stated_with_the_defaults_of_its_facts(facts: type[Any]) -> None:
+def test_every_optimizer_is_stated_with_the_defaults_of_its_facts(facts) -> None:
     assert facts.name in STATED
     parameters = [nn.Parameter(torch.zeros(1))]
     for text in (facts.name, f"{facts.name}:lr=0.5:weight_decay=0.25"):

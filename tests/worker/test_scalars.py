@@ -39,7 +39,7 @@ def scalars_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(event.step, event.value) for event in reader.Scalars(tag)] for tag in tags}
 
 
-def test_a_training_run_has_values_at_steps_of_its_own(tmp_path: Path) -> None:
+def test_a_training_run_has_values_at_steps_of_its_own(tmp_path) -> None:
     with closing(Scalars(tmp_path)) as scalars:
         scalars.point(20, {"loss": 2.5, "learning_rate": 0.5})
         scalars.point(40, {"loss": 2.25})
@@ -49,7 +49,7 @@ def test_a_training_run_has_values_at_steps_of_its_own(tmp_path: Path) -> None:
     assert scalars_of(tmp_path) == {"loss": [(20, 2.5), (40, 2.25)], "learning_rate": [(20, 0.5)]}
 
 
-def test_each_step_has_its_loss_and_its_times(tmp_path: Path) -> None:
+def test_each_step_has_its_loss_and_its_times(tmp_path) -> None:
     with closing(Scalars(tmp_path)) as scalars:
         for columns in (FIRST, SECOND, FIRST):
             scalars.write(columns)
@@ -69,7 +69,7 @@ def test_each_step_has_its_loss_and_its_times(tmp_path: Path) -> None:
     }
 
 
-def test_a_block_is_in_the_file_when_the_call_returns(tmp_path: Path) -> None:
+def test_a_block_is_in_the_file_when_the_call_returns(tmp_path) -> None:
     scalars = Scalars(tmp_path)
     scalars.write(FIRST)
     assert len(scalars_of(tmp_path)["loss"]) == 2
@@ -79,7 +79,7 @@ def test_a_block_is_in_the_file_when_the_call_returns(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) == size
 
 
-def test_without_the_package_the_run_goes_on_and_says_so(tmp_path: Path, monkeypatch: Any) -> None:
+def test_without_the_package_the_run_goes_on_and_says_so(tmp_path, monkeypatch) -> None:
     real = builtins.__import__
 
     def refuse(name: str, *arguments: Any, **keywords: Any) -> Any:
@@ -96,7 +96,7 @@ def test_without_the_package_the_run_goes_on_and_says_so(tmp_path: Path, monkeyp
     assert not (tmp_path / "scalars").exists()
 
 
-def test_a_disk_that_fills_up_ends_the_scalars_and_not_the_run(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_disk_that_fills_up_ends_the_scalars_and_not_the_run(tmp_path, monkeypatch) -> None:
     scalars = Scalars(tmp_path)
     writer = scalars._writer
     assert writer is not None

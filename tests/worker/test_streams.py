@@ -19,7 +19,7 @@ import streams
 import torch
 import torch.distributed as dist
 from planting import wrapped
-from rank_builders import Ranks, a_context
+from rank_builders import a_context
 
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from harness.worker.exchange.recorder import Recorder
@@ -181,9 +181,7 @@ def test_all_that_is_offered_on_gpus_has_a_cell() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cells", [CELLS, pytest.param(CELLS + FURTHER, marks=pytest.mark.long)])
-def test_every_cell_of_gpus_is_proven_in_the_order_of_streams(
-    ranks: Ranks, tmp_path: Path, cells: list[Fields]
-) -> None:
+def test_every_cell_of_gpus_is_proven_in_the_order_of_streams(ranks, tmp_path, cells) -> None:
     """With recorder and quads, and in one start of workers: what one cell leaves behind meets the next."""
     results = ranks(2, run_cells, str(tmp_path), cells)
     for rank, records in enumerate(results):
@@ -222,14 +220,14 @@ def _tuned_in(rank: int, folder: str) -> set[tuple[str, bool, bool]]:
     return seen
 
 
-def test_kernels_are_tuned_for_what_is_timed_and_not_for_the_proof(ranks: Ranks, tmp_path: Path) -> None:
+def test_kernels_are_tuned_for_what_is_timed_and_not_for_the_proof(ranks, tmp_path) -> None:
     timed = {(part, True, False) for part in ("warm-up", "measure", "exposed", "recording")}
     proven = {(part, False, True) for part in ("proof", "late proof")}
     assert ranks(2, _tuned_in, str(tmp_path)) == [timed | proven] * 2
 
 
 @pytest.mark.slow
-def test_ranks_that_share_a_device_run_proven_cells_over_gloo(ranks: Ranks, tmp_path: Path) -> None:
+def test_ranks_that_share_a_device_run_proven_cells_over_gloo(ranks, tmp_path) -> None:
     cells = [
         MLP | {"strategy": "ddp:bucket_mb=0.05", "backend": "gloo"},
         GPT | {"strategy": "scratch-fsdp:stage=3", "backend": "gloo"},
@@ -262,7 +260,7 @@ def begun(rank: int) -> tuple[int, int]:
         return began[0].at_ns, left[0]
 
 
-def test_a_block_begins_when_the_devices_have_met_not_their_hosts(ranks: Ranks) -> None:
+def test_a_block_begins_when_the_devices_have_met_not_their_hosts(ranks) -> None:
     # The clock of one machine.
     (first_ns, _), (_, late_ns) = ranks(2, begun)
     assert first_ns >= late_ns
@@ -383,7 +381,7 @@ def link_calls(rank: int, staged: bool = False) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("staged", [False, True])
-def test_every_call_of_a_link_is_waited_for(ranks: Ranks, staged: bool) -> None:
+def test_every_call_of_a_link_is_waited_for(ranks, staged) -> None:
     first, second = ranks(2, link_calls, staged)
     total = [10.0, 12.0, 14.0, 16.0]
     assert first[:4] == [total, [10, 11, 12, 13], [10, 11, 12, 13], [0, 1, 2, 3, 10, 11, 12, 13]]
@@ -434,7 +432,7 @@ def staged_sums(rank: int) -> list[Any]:
     return found
 
 
-def test_what_is_staged_is_sent_when_the_device_has_come_there(ranks: Ranks) -> None:
+def test_what_is_staged_is_sent_when_the_device_has_come_there(ranks) -> None:
     for early, total, average, error in ranks(2, staged_sums):
         assert early is False
         assert total == [1, 3, 5]
@@ -460,7 +458,7 @@ def found_over_nccl(rank: int) -> list[str | None]:
     return found
 
 
-def test_only_collectives_are_subtracted_from_what_nccl_numbers(ranks: Ranks) -> None:
+def test_only_collectives_are_subtracted_from_what_nccl_numbers(ranks) -> None:
     for right, wrong in ranks(2, found_over_nccl):
         assert right is None
         assert wrong.startswith("the timed steps of mine sent 1 operations a step over process group ")
@@ -480,7 +478,7 @@ def found_of_late_sums(rank: int) -> str | None:
     return uncounted.found("mine")
 
 
-def test_a_sum_that_is_numbered_a_block_later_is_not_found(ranks: Ranks) -> None:
+def test_a_sum_that_is_numbered_a_block_later_is_not_found(ranks) -> None:
     assert ranks(2, found_of_late_sums) == [None, None]
 
 
@@ -524,7 +522,7 @@ def refused(rank: int) -> list[str]:
     return said
 
 
-def test_the_group_takes_what_nccl_takes_and_shows_what_came_to_who_waited(ranks: Ranks) -> None:
+def test_the_group_takes_what_nccl_takes_and_shows_what_came_to_who_waited(ranks) -> None:
     for said in ranks(2, refused):
         expected = [
             "allreduce: (3,) lies in the host's memory",
@@ -558,7 +556,7 @@ def recorded(rank: int) -> tuple[list[int], int]:
             return gloo.allreduce(*arguments)
 
         group._gloo = SimpleNamespace(allreduce=held)
-        recorder = exchange.traffic.recorder = Recorder(clock, DEVICE)  # type: ignore[arg-type]
+        recorder = exchange.traffic.recorder = Recorder(clock, DEVICE)
         values = [torch.ones(4, device=DEVICE) for _ in range(2)]
         recorder.begins(Phase.BACKWARD)
         for tensor in values:
@@ -576,7 +574,7 @@ def recorded(rank: int) -> tuple[list[int], int]:
     return [issued_ns + took_ns for issued_ns, took_ns in rows], began_ns
 
 
-def test_an_operation_ends_when_the_device_has_done_it_not_when_the_wait_returns(ranks: Ranks) -> None:
+def test_an_operation_ends_when_the_device_has_done_it_not_when_the_wait_returns(ranks) -> None:
     for ended_ns, began_ns in ranks(2, recorded):
         assert len(ended_ns) == 2
         assert min(ended_ns) >= began_ns

@@ -47,7 +47,7 @@ def samples_of(*rows: Mapping[str, float], most: int = MOST_SAMPLES) -> Samples:
 
 
 @given(count=st.integers(1, 2000), most=st.integers(20, 130))
-def test_samples_stay_even_and_few_however_long_it_takes(count: int, most: int) -> None:
+def test_samples_stay_even_and_few_however_long_it_takes(count, most) -> None:
     samples = Samples(interval_s=1.0, most=most)
     at_ns = 0
     for _ in range(count):
@@ -89,9 +89,7 @@ def test_a_dropped_sample_takes_nothing_from_the_total_of_a_rate() -> None:
     # The first sample is kept however soon the last one comes.
     [(2, 1.4, [0, 1400]), (2, 1.6, [0, 1000, 1600]), (1, 0.1, [0, 100])],
 )
-def test_the_last_sample_takes_the_place_of_one_just_before_it(
-    before: int, last_s: float, at_ms: list[int]
-) -> None:
+def test_the_last_sample_takes_the_place_of_one_just_before_it(before, last_s, at_ms) -> None:
     samples = samples_of(*[{}] * before)
     samples.add(round(last_s * S), {}, last=True)
     assert samples.telemetry(0).at_ms == at_ms
@@ -112,7 +110,7 @@ def test_values_are_rounded_to_what_they_are_good_for() -> None:
     ("mask", "throttled"),
     [(0, 0.0), (1, 0.0), (2, 0.0), (4, 0.0), (5, 0.0), (8, 1.0), (12, 1.0), (32, 1.0), (64, 1.0), (128, 1.0)],
 )
-def test_heat_and_a_lack_of_power_throttle_and_a_power_limit_does_not(mask: int, throttled: float) -> None:
+def test_heat_and_a_lack_of_power_throttle_and_a_power_limit_does_not(mask, throttled) -> None:
     samples = samples_of({"throttle_reasons": mask})
     assert samples.telemetry(0).series == {"throttle_reasons": [mask], "throttled": [throttled]}
 
@@ -176,7 +174,7 @@ def test_what_fails_is_left_out_and_named_and_not_asked_again() -> None:
     assert sampling.absent["telemetry"] == "no sm_clock_mhz: Not Supported; no power_w: GPU is lost"
 
 
-def test_a_reading_that_never_answers_ends_nothing_but_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reading_that_never_answers_ends_nothing_but_the_samples(monkeypatch) -> None:
     monkeypatch.setattr(telemetry, "PATIENCE_S", 0.05)
     reached, gone, asked = threading.Event(), threading.Event(), []
 
@@ -253,7 +251,6 @@ def test_only_the_first_rank_of_a_host_samples_the_host() -> None:
 def test_every_series_is_in_the_table() -> None:
     readings = {**process_readings(), **host_readings(), **GPU_READINGS}
     names = {RATES.get(name, name) for name in readings} | {"throttled"}
-    assert telemetry.__doc__ is not None
     rows = {line.split("`")[1] for line in telemetry.__doc__.splitlines() if line.startswith("`")}
     assert rows == names
     assert set(RATES) <= set(readings)
@@ -311,7 +308,7 @@ def _fields(asked: list[tuple[int, int]]) -> list[SimpleNamespace]:
 
 
 @pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
+def nvml(monkeypatch) -> Iterator[FakeNvml]:
     fake = FakeNvml()
     calls: dict[str, Callable[..., Any]] = {
         **{name: (lambda value=value: value) for name, value in ANSWERS.items()},
@@ -330,7 +327,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
     assert fake.open == 0
 
 
-def test_every_reading_of_a_gpu_has_the_unit_of_its_name(nvml: FakeNvml) -> None:
+def test_every_reading_of_a_gpu_has_the_unit_of_its_name(nvml) -> None:
     with gpu_reader(UUID) as gpu:
         found = {name: read() for name, read in gpu_readings(gpu).items()}
     assert found == {
@@ -351,7 +348,7 @@ def test_every_reading_of_a_gpu_has_the_unit_of_its_name(nvml: FakeNvml) -> None
     }
 
 
-def test_energy_is_the_growth_of_the_counter_over_its_window(nvml: FakeNvml) -> None:
+def test_energy_is_the_growth_of_the_counter_over_its_window(nvml) -> None:
     with gpu_reader(UUID) as gpu, TelemetrySampler({}, energy_j=gpu.energy_j) as sampling:
         time.sleep(0.05)
     found = sampling.telemetry()
@@ -362,7 +359,7 @@ def test_energy_is_the_growth_of_the_counter_over_its_window(nvml: FakeNvml) -> 
     assert sampling.absent == {}
 
 
-def test_what_a_gpu_does_not_tell_is_absent_with_nvmls_words(nvml: FakeNvml) -> None:
+def test_what_a_gpu_does_not_tell_is_absent_with_nvmls_words(nvml) -> None:
     nvml.broken = {"nvmlDeviceGetFieldValues", "nvmlDeviceGetTotalEnergyConsumption"}
     with gpu_reader(UUID) as gpu, TelemetrySampler(gpu_readings(gpu), energy_j=gpu.energy_j) as sampling:
         pass
@@ -378,9 +375,7 @@ def test_what_a_gpu_does_not_tell_is_absent_with_nvmls_words(nvml: FakeNvml) -> 
     }
 
 
-def test_a_field_that_nvml_refuses_by_itself_is_absent(
-    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_field_that_nvml_refuses_by_itself_is_absent(nvml, monkeypatch) -> None:
     refused = [SimpleNamespace(nvmlReturn=device.pynvml.NVML_ERROR_NOT_SUPPORTED, value=None)]
     monkeypatch.setattr(device.pynvml, "nvmlDeviceGetFieldValues", lambda handle, fields: refused)
     with gpu_reader(UUID) as gpu, pytest.raises(NoReadingError, match="Not Supported"):
@@ -393,9 +388,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch, uuid: str) -> torch.device:
     return torch.device("cuda", 0)
 
 
-def test_a_cuda_rank_samples_its_own_gpu_beside_its_process(
-    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cuda_rank_samples_its_own_gpu_beside_its_process(nvml, monkeypatch) -> None:
     with sampler(cuda(monkeypatch, UUID), a_rank(1, 2)) as sampling:
         pass
     found = sampling.telemetry()
@@ -407,9 +400,7 @@ def test_a_cuda_rank_samples_its_own_gpu_beside_its_process(
     assert sampling.absent == {}
 
 
-def test_without_its_gpu_a_cuda_rank_still_samples_its_process(
-    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_its_gpu_a_cuda_rank_still_samples_its_process(nvml, monkeypatch) -> None:
     other = "GPU-99999999-2222-3333-4444-555555555555"
     with sampler(cuda(monkeypatch, other), a_rank(1, 2)) as sampling:
         pass
@@ -417,7 +408,7 @@ def test_without_its_gpu_a_cuda_rank_still_samples_its_process(
     assert sampling.absent["telemetry"] == f"no series of the GPU: {other}: Not Found"
 
 
-def test_without_a_driver_there_is_no_gpu_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_there_is_no_gpu_to_read(monkeypatch) -> None:
     def fails() -> None:
         raise device.pynvml.NVMLError(device.pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 

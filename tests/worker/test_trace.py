@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from rank_builders import CPU, Ranks
+from rank_builders import CPU
 from torch import nn
 
 from harness.worker.exchange.group import open_exchange
@@ -62,7 +62,7 @@ def names(path: Path) -> Counter[str]:
     return Counter(event["name"] for event in ranges(path))
 
 
-def test_the_chosen_rank_keeps_three_steps_and_all_take_them(ranks: Ranks, tmp_path: Path) -> None:
+def test_the_chosen_rank_keeps_three_steps_and_all_take_them(ranks, tmp_path) -> None:
     found = ranks(2, traced, str(tmp_path), "ddp", (1,))
     # One warm-up step and three that are kept.
     assert [rank["steps"] for rank in found] == [4, 4]
@@ -81,7 +81,7 @@ def test_the_chosen_rank_keeps_three_steps_and_all_take_them(ranks: Ranks, tmp_p
     assert counts["gloo:all_reduce"] == 3
 
 
-def test_a_trace_has_a_whole_period_of_its_strategy(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_trace_has_a_whole_period_of_its_strategy(ranks, tmp_path) -> None:
     found = ranks(2, traced, str(tmp_path), "local-sgd:5", (0, 1))
     assert [rank["steps"] for rank in found] == [1 + 5, 1 + 5]
     for rank in (0, 1):
@@ -91,7 +91,7 @@ def test_a_trace_has_a_whole_period_of_its_strategy(ranks: Ranks, tmp_path: Path
         assert counts["gloo:all_reduce"] == 1
 
 
-def test_a_trace_that_cannot_be_written_is_a_reason_not_an_error(tmp_path: Path) -> None:
+def test_a_trace_that_cannot_be_written_is_a_reason_not_an_error(tmp_path) -> None:
     def export(path: str) -> None:
         Path(path).write_text("{}")
 

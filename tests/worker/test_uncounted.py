@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from planting import GPT, Fields, Planted, Runs, wrapped
-from rank_builders import Ranks
+from planting import GPT, Fields, Planted, wrapped
 from torch.distributed import _functional_collectives as functional
 
 from harness.worker.exchange.group import open_exchange
@@ -160,9 +159,7 @@ SENT = rf"plain sent 1 operations of {BYTES:,} bytes each a step over "
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_timed_steps_are_held_to_what_the_strategy_states(
-    whole_runs: Runs, broken: Callable[..., object], fields: Fields, reason: str
-) -> None:
+def test_timed_steps_are_held_to_what_the_strategy_states(whole_runs, broken, fields, reason) -> None:
     for record in whole_runs(2, fields, broken=broken, proved_by="before"):
         assert record["outcome"] is Outcome.PROOF_FAILED
         assert re.search(reason, record["reason"]), record["reason"]
@@ -177,7 +174,7 @@ def test_timed_steps_are_held_to_what_the_strategy_states(
     ],
 )
 def test_what_is_sent_as_stated_passes_and_what_no_closed_form_says_is_named(
-    whole_runs: Runs, fields: Fields, words: str | None
+    whole_runs, fields, words
 ) -> None:
     record = whole_runs(2, fields, broken=_right)[0]
     assert (record["outcome"], record["proof"].passed) == (Outcome.OK, True), record["reason"]
@@ -210,7 +207,7 @@ def found_in(rank: int, kind: str) -> str | None:
 @pytest.mark.parametrize(
     "kind", ["unnumbered", "watched", "once", "often, in one block", "once in the only block"]
 )
-def test_right_blocks_are_never_found(ranks: Ranks, kind: str) -> None:
+def test_right_blocks_are_never_found(ranks, kind) -> None:
     assert ranks(2, found_in, kind) == [None, None]
 
 
@@ -218,6 +215,6 @@ def _no_count(rank: int, size: int) -> Planted:
     return wrapped(UncountedTraffic, "counting", lambda right, self, steps: 1 / 0)
 
 
-def test_one_rank_counts_nothing(whole_runs: Runs) -> None:
+def test_one_rank_counts_nothing(whole_runs) -> None:
     [record] = whole_runs(1, MLP | {"strategy": "single"}, broken=_no_count)
     assert (record["outcome"], record["reason"]) == (Outcome.OK, None)

@@ -30,9 +30,7 @@ def refused(whole_runs: WholeRuns, model: str, strategy: str) -> str:
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "manual:reshard.checkpoint*3"])
-def test_a_parameter_without_a_dimension_is_refused_with_two_ways_out(
-    whole_runs: WholeRuns, strategy: str
-) -> None:
+def test_a_parameter_without_a_dimension_is_refused_with_two_ways_out(whole_runs, strategy) -> None:
     reason = refused(whole_runs, "scalar", strategy)
     assert "temperature" in reason
     assert "torch.tensor([" in reason
@@ -56,7 +54,7 @@ def line_of(text: str) -> str:
     ],
 )
 def test_what_sharding_cannot_train_is_refused_by_its_name_and_line(
-    whole_runs: WholeRuns, model: str, names: str, text: str, strategy: str
+    whole_runs, model, names, text, strategy
 ) -> None:
     reason = refused(whole_runs, model, strategy)
     assert names in reason
@@ -64,7 +62,7 @@ def test_what_sharding_cannot_train_is_refused_by_its_name_and_line(
     assert reason.endswith("use ddp or scratch-ddp")
 
 
-def test_a_search_for_a_cause_says_that_it_works_and_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_for_a_cause_says_that_it_works_and_ends_in_time(monkeypatch) -> None:
     cell = a_cell(workload="py:unusual_models:dropped", strategy="scratch-fsdp", gpus=2, micro_batch=4)
     setup = CellSetup(cell=cell, rank=a_rank(0, 2), device=CPU, source_folder=Path(__file__).parent)
     beats: list[None] = []
@@ -84,7 +82,7 @@ def test_a_search_for_a_cause_says_that_it_works_and_ends_in_time(monkeypatch: p
     assert 0 < len(beats) < causes.SEEDS
 
 
-def test_the_ways_out_are_proven(proofs: Callable[..., list[dict[str, Any]]]) -> None:
+def test_the_ways_out_are_proven(proofs) -> None:
     for model, strategy in (
         ("outside_in_one_unit", "fsdp"),
         ("outside_in_one_unit", "scratch-fsdp"),
@@ -99,14 +97,12 @@ def test_the_ways_out_are_proven(proofs: Callable[..., list[dict[str, Any]]]) ->
         assert found["passed"], (model, strategy, found["detail"])
 
 
-def test_a_layer_of_several_matrices_that_the_layout_does_not_declare_is_named(
-    whole_runs: WholeRuns,
-) -> None:
+def test_a_layer_of_several_matrices_that_the_layout_does_not_declare_is_named(whole_runs) -> None:
     reason = refused(whole_runs, "gated", "tp")
     assert "LinearSplit(name='layers.0.both', by='outputs', parts=2)" in reason
 
 
-def test_a_hook_on_a_parameter_that_a_strategy_replaces_is_refused(whole_runs: WholeRuns) -> None:
+def test_a_hook_on_a_parameter_that_a_strategy_replaces_is_refused(whole_runs) -> None:
     reason = refused(whole_runs, "hooked", "fsdp")
     assert "layers.1.up.weight" in reason
     assert line_of("register_hook(") in reason
@@ -114,16 +110,14 @@ def test_a_hook_on_a_parameter_that_a_strategy_replaces_is_refused(whole_runs: W
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "scratch-fsdp", "zero1"])
-def test_ranks_that_register_parameters_in_other_orders_are_refused_by_name(
-    whole_runs: WholeRuns, strategy: str
-) -> None:
+def test_ranks_that_register_parameters_in_other_orders_are_refused_by_name(whole_runs, strategy) -> None:
     reason = refused(whole_runs, "shuffled", strategy)
     assert "rank 0 registers north.weight (float32 [8, 8])" in reason
     assert "rank 1 registers south.weight (float32 [8, 8])" in reason
 
 
 @pytest.mark.parametrize("strategy", ["scratch-fsdp", "scratch-fsdp:stage=1:offload=cpu"])
-def test_complex_parameters_are_sharded(proofs: Callable[..., list[dict[str, Any]]], strategy: str) -> None:
+def test_complex_parameters_are_sharded(proofs, strategy) -> None:
     cell = {"workload": "py:unusual_models:spectral", "strategy": strategy, "micro_batch": 4}
     for more in ({"optimizer": "adamw"}, {"optimizer": "sgd", "clip_norm": 0.01, "accumulation": 2}):
         found = proofs(2, cell | more)[0]
@@ -132,7 +126,7 @@ def test_complex_parameters_are_sharded(proofs: Callable[..., list[dict[str, Any
 
 @pytest.mark.parametrize("strategy", ["fsdp", "scratch-fsdp", "scratch-fsdp:stage=2"])
 def test_blocks_that_steps_leave_out_by_chance_are_refused_at_once_by_the_line_that_calls_them(
-    whole_runs: WholeRuns, strategy: str
+    whole_runs, strategy
 ) -> None:
     reason = refused(whole_runs, "dropped", strategy)
     assert reason.startswith("layers.")

@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from rank_builders import Ranks
 
 from harness.worker.rank.usage import (
     ForeignCpu,
@@ -75,9 +74,7 @@ def _plant(root: Path, files: dict[str, str]) -> None:
         ),
     ],
 )
-def test_memory_is_left_as_far_as_the_host_and_every_group_allow(
-    tmp_path: Path, files: dict[str, str], expected: float
-) -> None:
+def test_memory_is_left_as_far_as_the_host_and_every_group_allow(tmp_path, files, expected) -> None:
     _plant(tmp_path, files)
     assert available_bytes(proc=tmp_path / "proc", cgroups=tmp_path / "cgroup") == expected
 
@@ -109,14 +106,13 @@ def busy_core() -> Iterator[int]:
     core = max(os.sched_getaffinity(0))
     code = f"import os; os.sched_setaffinity(0, [{core}]); print('spinning', flush=True)\nwhile True: pass"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     assert process.stdout.readline() == "spinning\n"
     yield core
     process.kill()
     process.communicate()
 
 
-def test_a_busy_process_of_somebody_else_is_seen(busy_core: int) -> None:
+def test_a_busy_process_of_somebody_else_is_seen(busy_core) -> None:
     # All of the core: the spinner's share, and what other programs on it have.
     assert 1.0 - 2 * TICKS_S < watch_cpu([busy_core], 1.0) <= 1.0 + TICKS_S
 
@@ -126,7 +122,6 @@ def test_the_kernels_lists_of_children_name_all_descendants() -> None:
     shell = subprocess.Popen(
         ["bash", "-c", "bash -c 'sleep 60 & sleep 60 & echo; wait'; true"], stdout=subprocess.PIPE
     )
-    assert shell.stdout is not None
     shell.stdout.readline()
     found = {process.pid for process in psutil.Process(shell.pid).children(recursive=True)}
     assert len(found) == 3
@@ -153,7 +148,7 @@ def spin(rank: int, core: int, seconds: float) -> tuple[float, float]:
     return used, own
 
 
-def test_a_ranks_own_work_is_not_foreign(ranks: Ranks) -> None:
+def test_a_ranks_own_work_is_not_foreign(ranks) -> None:
     core = min(os.sched_getaffinity(0))
     [(used, own)] = ranks(1, spin, core, 1.0)
     assert own > 0.1
@@ -177,7 +172,7 @@ def allocate(rank: int) -> dict[str, int] | None:
     return found
 
 
-def test_a_peak_of_memory_is_seen_and_can_be_reset(ranks: Ranks) -> None:
+def test_a_peak_of_memory_is_seen_and_can_be_reset(ranks) -> None:
     [found] = ranks(1, allocate)
     if found is None:
         pytest.skip("this kernel does not reset peaks")

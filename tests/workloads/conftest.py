@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
+import rank_builders
 from data_requests import a_request
 
 from workloads.build import build_workload
@@ -26,15 +26,7 @@ def build():
         synthetic=lambda generator, n: (torch.randn(n, 3, generator=generator), torch.zeros(n, 2)),
     )
 """
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Use one thread, as a rank on CPU does; this is kinder to the machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+one_thread = rank_builders.one_thread
 
 
 @pytest.fixture
@@ -44,7 +36,7 @@ def model_source() -> str:
 
 
 @pytest.fixture
-def user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def user_folder(tmp_path, monkeypatch) -> Iterator[Path]:
     """A folder for a user's modules; what was imported from it is forgotten afterwards."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

@@ -2,15 +2,13 @@
 
 from results.features import Command, Feature, Given, PageSection
 
-FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benchmark")
-"""The forms in which `bench compare` writes a comparison for CI."""
-
 FEATURE = Feature(
     commands={
         "compare": Command(
             "harness.features.gate.command:compare_command",
             "Compare a study, a run or a baseline with another.",
             after="export",
+            passes="give it after --, as in bench compare --ab A B -- {} ...",
         ),
         "baseline": Command(
             "harness.features.gate.command:baseline_command",
@@ -33,12 +31,13 @@ FEATURE = Feature(
         "history": Given(
             "FOLDER",
             "nights of bench history add; ./history if that is there and this is left out",
+            commands=("report", "site"),
             default="harness.features.gate.reading:nights_here",
         )
     },
     figures={"nights": "harness.features.gate.reading:read_history"},
     hooks={
-        "measure_noise": "harness.features.gate.noise_runs:measure_noise",
+        "measure_noise": "harness.features.gate.noise:measure_noise",
         "nights": "harness.features.gate.reading:nights_of",
         "status": "harness.features.gate.paired.comparison:status",
     },

@@ -21,14 +21,14 @@ from harness.features.gate.records.baseline import (
     machine_model,
     thresholds_path,
 )
-from harness.features.gate.reduce import NOT_RUN, read_pytest_benchmark, reduce_study
+from harness.features.gate.reduce import NOT_RUN, content_of, read_pytest_benchmark, reduce_study
 from harness.features.gate.text import figure_text
 from harness.plan.naming import fresh_studies
 from harness.reporting.studies import read_results, warn_of_lost_runs
 from harness.terminal.console import Console
 from reports.analysis.pooling import differing
 from results import files
-from results.errors import StoreError, UsageError, bench_call, nearest
+from results.errors import UsageError, bench_call, nearest
 from results.store import Study, utc_now
 
 FOLDER = Path("baselines")
@@ -49,10 +49,7 @@ def read_side(text: str, folder: Path = FOLDER, console: Console | None = None) 
     if path.is_dir():
         return _of_folder(path, console, kept)
     if path.is_file():
-        try:
-            content = files.read(path)
-        except OSError as error:
-            raise StoreError(f"cannot read {path}: {error.strerror}") from error
+        content = content_of(path)
         if b'"bench/baseline"' in content.data[:200]:
             return BASELINE.decode(content)
         return read_pytest_benchmark(path.stem, [path])
@@ -139,7 +136,7 @@ def warn_of_failures(side: Baseline, console: Console) -> None:
             )
 
 
-def baseline_paths(folder: Path = FOLDER) -> list[Path]:
+def baseline_paths(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.json"))
 
 
@@ -152,17 +149,12 @@ def save(name: str, side: Baseline, folder: Path = FOLDER) -> Path:
     require_figures(side)
     if path.exists():
         raise UsageError(f"{path} is there already; accept changes by bench baseline promote {name}")
-    _write(path, msgspec.structs.replace(side, name=name))
+    _write(path, BASELINE.encode(msgspec.structs.replace(side, name=name)))
     return path
 
 
 def promote(
-    name: str,
-    side: Baseline,
-    reason: str,
-    only: Iterable[str] = (),
-    remove: Iterable[str] = (),
-    folder: Path = FOLDER,
+    name: str, side: Baseline, reason: str, only: Iterable[str], remove: Iterable[str], folder: Path
 ) -> tuple[Path, tuple[Acceptance, ...]]:
     """Replace the figures of the baseline by the figures of `side`, and record the reason. Returns the
     accepted subjects.
@@ -206,7 +198,7 @@ def promote(
         subjects=tuple(subject for subject in (before | chosen).values() if subject not in removed),
         accepted=(*kept.accepted, *accepted),
     )
-    _write(path, merged)
+    _write(path, BASELINE.encode(merged))
     return path, accepted
 
 
@@ -258,7 +250,7 @@ def _changes(before: dict[str, Subject], subject: Subject) -> dict[str, str]:
     return {name: f"{old} to {new}" for name, (old, new) in texts.items()}
 
 
-def machine_margins(side: Baseline, folder: Path = FOLDER) -> tuple[dict[str, float], list[Path]]:
+def machine_margins(side: Baseline, folder: Path) -> tuple[dict[str, float], list[Path]]:
     """The margins of the machines that `side` was measured on, and the files that state them.
 
     Of several machines the widest counts. Raises SchemaError for a damaged file, UsageError for margins that
@@ -278,8 +270,7 @@ def machine_margins(side: Baseline, folder: Path = FOLDER) -> tuple[dict[str, fl
 def save_thresholds(thresholds: Thresholds, folder: Path = FOLDER) -> Path:
     """Write the thresholds of a machine; they replace its earlier ones."""
     path = thresholds_path(thresholds.machine, folder)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    files.replace(path, msgspec.json.format(THRESHOLDS.encode(thresholds)) + b"\n")
+    _write(path, THRESHOLDS.encode(thresholds))
     return path
 
 
@@ -289,7 +280,6 @@ def _path(name: str, folder: Path) -> Path:
     return folder / f"{name}.json"
 
 
-def _write(path: Path, baseline: Baseline) -> None:
+def _write(path: Path, encoded: bytes) -> None:
     """Write the file indented, so that a reviewer's diff shows single figures."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    files.replace(path, msgspec.json.format(BASELINE.encode(baseline)) + b"\n")
+    files.replace(path, msgspec.json.format(encoded) + b"\n")

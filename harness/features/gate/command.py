@@ -7,18 +7,42 @@ from typing import Any
 
 import click
 
-from harness.features.gate import FORMATS
+from harness.features.gate.baselines import (
+    LATEST,
+    baseline_paths,
+    latest,
+    promote,
+    read_side,
+    require_approval,
+    save,
+    warn_of_edits,
+    warn_of_failures,
+)
+from harness.features.gate.metrics import TIMED
+from harness.features.gate.nights import nights_in, require_ended, set_off
+from harness.features.gate.prune import prune
+from harness.features.gate.records.baseline import BASELINE
+from harness.features.gate.records.history import add_night, later_nights
+from harness.features.gate.text import (
+    FACES,
+    accepted_sentence,
+    baseline_sentences,
+    baseline_table,
+    changes_json,
+    step_sentence,
+    trend_table,
+)
+from harness.features.gate.trends import WATCHED, seen_on, trends
+from harness.terminal.console import Console
+from reports.text import moment
+from results.errors import SchemaError, UsageError, nearest
+from results.files import require_idle
 
+_PATH = click.Path(path_type=Path)
 _BASELINES = click.option(
-    "--baselines",
-    "folder",
-    type=click.Path(path_type=Path),
-    default=Path("baselines"),
-    help="where they are kept",
+    "--baselines", "folder", type=_PATH, default=Path("baselines"), help="where they are kept"
 )
-_HISTORY = click.option(
-    "--folder", type=click.Path(path_type=Path), default=Path("history"), help="where the nights are kept"
-)
+_HISTORY = click.option("--folder", type=_PATH, default=Path("history"), help="where the nights are kept")
 
 
 @click.command(name="compare")
@@ -44,14 +68,10 @@ _HISTORY = click.option(
     help="with --ab: leave out quads in which other processes took more of the cores; 25% if left out",
 )
 @click.option("--max-time", metavar="TIME", help="with --ab: begin no further pair after this, such as 3m")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    help="with --ab: folder of the records; runs/ab-TIME if left out",
-)
+@click.option("--out", type=_PATH, help="with --ab: folder of the records; runs/ab-TIME if left out")
 @click.option(
     "--again",
-    type=click.Path(path_type=Path),
+    type=_PATH,
     help="decide again from the records of a --ab, by the rules of its last call; runs nothing",
 )
 @click.option(
@@ -73,7 +93,7 @@ _HISTORY = click.option(
     "forms",
     multiple=True,
     metavar="FORM=FILE",
-    help=f"write it for CI, too: {', '.join(FORMATS)}; FORM alone goes to stdout; may be repeated",
+    help=f"write it for CI, too: {', '.join(FACES)}; FORM alone goes to stdout; may be repeated",
 )
 @click.option("--json", "as_json", is_flag=True, help="the same as --format json, on stdout")
 @click.option(
@@ -81,9 +101,7 @@ _HISTORY = click.option(
     metavar="CMD",
     help="run CMD by sh if the exit code is 1; BENCH_VERDICT is the path of the verdicts as JSON",
 )
-@click.option(
-    "--baselines", type=click.Path(path_type=Path), default=Path("baselines"), help="folder of kept baselines"
-)
+@click.option("--baselines", type=_PATH, default=Path("baselines"), help="folder of kept baselines")
 def compare_command(
     sides: tuple[str, ...], *, fail_above: tuple[str, ...], across: str, baselines: Path, **given: Any
 ) -> int:
@@ -115,10 +133,6 @@ def baseline_command() -> None:
 @_BASELINES
 def _save_baseline(name: str, side: str, folder: Path) -> int:
     """Keep the figures of STUDY (or of files of pytest-benchmark) as the baseline NAME."""
-    from harness.features.gate.baselines import read_side, save, warn_of_edits, warn_of_failures
-    from harness.terminal.console import Console
-    from results.files import require_idle
-
     console = Console()
     require_idle(Path(side))
     kept = read_side(side, folder, console)
@@ -132,33 +146,20 @@ def _save_baseline(name: str, side: str, folder: Path) -> int:
 @_BASELINES
 def _list_baselines(folder: Path) -> int:
     """List the baselines, with commit, age and number of cells."""
-    from harness.features.gate.baselines import baseline_paths
-    from harness.features.gate.records.baseline import BASELINE
-    from harness.terminal.console import Console
-    from reports.text import moment
-    from results.errors import SchemaError
-
     console = Console()
-    kept, damaged = [], 0
+    rows, damaged = [], 0
     for path in baseline_paths(folder):
         try:
-            kept.append(BASELINE.read(path))
+            one = BASELINE.read(path)
         except SchemaError as error:
             console.warn(str(error))
             damaged += 1
-    if not kept and not damaged:
+            continue
+        counts = str(len(one.subjects)), str(len(one.accepted))
+        rows.append((one.name, (one.commit or "-")[:12], moment(one.measured_at), *counts))
+    if not rows and not damaged:
         console.result(f"no baseline in {folder}/; keep one with bench baseline save NAME STUDY")
         return 0
-    rows = [
-        (
-            one.name,
-            (one.commit or "-")[:12],
-            moment(one.measured_at),
-            str(len(one.subjects)),
-            str(len(one.accepted)),
-        )
-        for one in kept
-    ]
     heads = ("baseline", "commit", "measured", "cells", "accepted changes")
     console.table(heads, rows, numeric=[False, False, False, True, True])
     return int(damaged > 0)
@@ -169,10 +170,6 @@ def _list_baselines(folder: Path) -> int:
 @_BASELINES
 def _show_baseline(name: str, folder: Path) -> int:
     """Show a baseline: its cells with their figures, and what was accepted with which reason."""
-    from harness.features.gate.baselines import read_side
-    from harness.features.gate.text import accepted_sentence, baseline_sentences, baseline_table
-    from harness.terminal.console import Console
-
     kept, console = read_side(name, folder), Console()
     for sentence in baseline_sentences(kept):
         console.sentence(sentence)
@@ -205,11 +202,6 @@ def _promote_baseline(
 
     Cells of the baseline that STUDY does not have stay, unless --remove names them.
     """
-    from harness.features.gate.baselines import promote, read_side, require_approval, warn_of_edits
-    from harness.features.gate.text import accepted_sentence
-    from harness.terminal.console import Console
-    from results.files import require_idle
-
     console = Console()
     require_idle(Path(side))
     if reviewed:
@@ -242,13 +234,6 @@ def _add_night(side: str, folder: Path, *, on_regression: str | None) -> int:
 
     Without STUDY, the newest study of bench matrix --fresh. A night is never changed after it was added.
     """
-    from harness.features.gate.baselines import LATEST, latest, read_side, warn_of_edits
-    from harness.features.gate.nights import require_ended, set_off
-    from harness.features.gate.records.history import add_night, later_nights, read_nights
-    from harness.features.gate.text import changes_json, step_sentence
-    from harness.features.gate.trends import WATCHED, seen_on, trends
-    from harness.terminal.console import Console
-
     console = Console()
     side = str(latest(side)) if side.endswith(LATEST) else side
     if list(Path(side).glob("plan-*.json")):
@@ -263,17 +248,13 @@ def _add_night(side: str, folder: Path, *, on_regression: str | None) -> int:
                 f"{later} was measured after this night and is there already, and nights are ordered by the "
                 f"clock: if the clock went back, remove {path}; if it was ahead then, remove {later}"
             )
-    nights, damaged = read_nights(folder)
-    for sentence in damaged:
-        console.warn(sentence)
+    nights = nights_in(folder, console)
     here = {path.parent.name: nights[path.parent.name] for path in added}
     found = seen_on(night.measured_at, trends(here, WATCHED))
     for trend, step in found:
         console.result(step_sentence(trend, step))
     if on_regression is not None and any(step.is_worse for _, step in found):
-        wrong = set_off(on_regression, changes_json(found))
-        if wrong:
-            console.warn(wrong)
+        set_off(on_regression, changes_json(found), console)
     return 0
 
 
@@ -285,21 +266,11 @@ def _add_night(side: str, folder: Path, *, on_regression: str | None) -> int:
 @_HISTORY
 def _show_history(metrics: tuple[str, ...], words: str, folder: Path) -> int:
     """Show each series with its last figure, and each change with its nights, commits and environment."""
-    from harness.features.gate.metrics import TIMED
-    from harness.features.gate.records.history import read_nights
-    from harness.features.gate.text import step_sentence, trend_table
-    from harness.features.gate.trends import WATCHED, trends
-    from harness.terminal.console import Console
-    from results.errors import UsageError, nearest
-
     for name in metrics:
         if name not in TIMED:
             raise UsageError(f"--metric {name}{nearest(name, TIMED)}: metrics are {', '.join(TIMED)}")
     console = Console()
-    nights, damaged = read_nights(folder)
-    for sentence in damaged:
-        console.warn(sentence)
-    every = trends(nights, metrics or WATCHED)
+    every = trends(nights_in(folder, console), metrics or WATCHED)
     found = [one for one in every if words in one.label]
     if every and not found:
         labels = "; ".join(sorted({one.label for one in every}))
@@ -316,25 +287,17 @@ def _show_history(metrics: tuple[str, ...], words: str, folder: Path) -> int:
 
 
 @click.command(name="prune")
-@click.argument("folder", type=click.Path(path_type=Path), default=Path("runs"))
+@click.argument("folder", type=_PATH, default=Path("runs"))
 @click.option("--keep", required=True, metavar="TIME", help="studies younger than this stay, such as 30d")
 @click.option("--yes", is_flag=True, help="remove them; without it they are only listed")
 @click.option(
-    "--baselines",
-    type=click.Path(path_type=Path),
-    help="kept baselines; baselines/ here and next to FOLDER if left out",
+    "--baselines", type=_PATH, help="kept baselines; baselines/ here and next to FOLDER if left out"
 )
-@click.option(
-    "--history",
-    type=click.Path(path_type=Path),
-    help="kept nights; history/ here and next to FOLDER if left out",
-)
+@click.option("--history", type=_PATH, help="kept nights; history/ here and next to FOLDER if left out")
 def prune_command(folder: Path, *, keep: str, yes: bool, baselines: Path | None, history: Path | None) -> int:
     """List the studies in FOLDER (runs/) that are older than --keep, and remove them with --yes.
 
     A study that a baseline or a night was made from stays, and so does one that works, has a live job or has
     checkpoints of training. A paired comparison (ab-TIME) goes or stays with all of its studies.
     """
-    from harness.features.gate.prune import prune
-
     return prune(folder, keep, yes=yes, baselines=baselines, history=history)

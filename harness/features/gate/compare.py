@@ -9,14 +9,13 @@ from shlex import split
 from typing import Any
 
 from harness.cli import reading
-from harness.features.gate import FORMATS
 from harness.features.gate.baselines import machine_margins, read_side, require_figures
 from harness.features.gate.comparison import Comparison, Rules
 from harness.features.gate.comparison import compare as compare_sides
 from harness.features.gate.effect import LOOKS, SPOILED_ABOVE
 from harness.features.gate.metrics import read_margins, read_share, require_margins
 from harness.features.gate.nights import set_off
-from harness.features.gate.paired.comparison import PairedComparison, PairedRequest, SideRequest, decide_again
+from harness.features.gate.paired.comparison import PairedComparison, SideRequest, decide_again
 from harness.features.gate.text import (
     FACES,
     comparison_headline,
@@ -32,31 +31,19 @@ from results.errors import UsageError, nearest
 from results.files import is_stream
 
 OF_PAIRS = (
-    "base_options",
-    "new_options",
-    "base_python",
-    "new_python",
-    "looks",
-    "alternate",
-    "others_above",
-    "max_time",
-    "out",
+    *("base_options", "new_options", "base_python", "new_python"),
+    *("looks", "alternate", "others_above", "max_time", "out"),
 )
 """Options of a paired comparison."""
-DECIDES_AGAIN = ("looks", "others_above")
-"""Options of a paired comparison that --again takes."""
 
 
 def compare(
     sides: Sequence[str], fail_above: tuple[str, ...], across: str, baselines: Path, given: Mapping[str, Any]
 ) -> int:
     """Carry out `bench compare` with the options `given` by name, and return its exit code."""
-    margins, targets = (
-        read_margins(fail_above),
-        _targets((*given["forms"], *(["json"] if given["as_json"] else []))),
-    )
     facts = frozenset(fact.strip() for fact in across.split(",") if fact.strip())
-    rules = Rules(margins=margins, across=facts)
+    rules = Rules(margins=read_margins(fail_above), across=facts)
+    targets = _targets((*given["forms"], *(["json"] if given["as_json"] else [])))
     try:
         if given["ab"] or given["again"] is not None:
             found = _paired(sides, rules, given)
@@ -75,9 +62,7 @@ def compare(
             text = f"{error}: make room, or name a folder that can be written; nothing was decided"
         raise UsageError(text) from error
     if found.exit_code == 1 and given["on_regression"] is not None:
-        wrong = set_off(given["on_regression"], json_text(found))
-        if wrong:
-            Console().warn(wrong)
+        set_off(given["on_regression"], json_text(found), Console())
     return found.exit_code
 
 
@@ -110,7 +95,7 @@ def _paired(words: Sequence[str], rules: Rules, given: Mapping[str, Any]) -> Com
     if given["again"] is not None:
         if words:
             raise UsageError(f"--again takes no BASE and NEW, only a folder: leave out {' '.join(words)}")
-        others = [name for name in OF_PAIRS if name not in DECIDES_AGAIN]
+        others = [name for name in OF_PAIRS if name not in ("looks", "others_above")]
         _refuse(given, others, "is for a call that runs pairs, and --again runs nothing: leave it out")
         return decide_again(given["again"], rules, looks=given["looks"], spoiled_above=spoiled_above)
     if len(words) < 2:
@@ -123,7 +108,8 @@ def _paired(words: Sequence[str], rules: Rules, given: Mapping[str, Any]) -> Com
         except ValueError as error:
             flag = f"--{side}-options {given[f'{side}_options']}"
             raise UsageError(f"{flag}: {str(error).lower()}; close the quotation") from error
-    request = PairedRequest(
+    console = Console()
+    comparison = PairedComparison(
         base=SideRequest(revision=base, python=given["base_python"], options=(*options, *own["base"])),
         new=SideRequest(revision=new, python=given["new_python"], options=(*options, *own["new"])),
         looks=given["looks"] or LOOKS,
@@ -131,9 +117,9 @@ def _paired(words: Sequence[str], rules: Rules, given: Mapping[str, Any]) -> Com
         spoiled_above=spoiled_above or SPOILED_ABOVE,
         max_time_s=None if given["max_time"] is None else read_duration_s(given["max_time"], "--max-time"),
         out=given["out"],
+        rules=rules,
+        console=console,
     )
-    console = Console()
-    comparison = PairedComparison(request, rules, console)
     try:
         return comparison.run()
     except KeyboardInterrupt:
@@ -170,12 +156,11 @@ def _show(found: Comparison, targets: Sequence[tuple[str, Path | None]], *, ever
 
 
 def _targets(forms: tuple[str, ...]) -> list[tuple[str, Path | None]]:
-
     targets: list[tuple[str, Path | None]] = []
     for text in forms:
         form, _, path = text.partition("=")
-        if form not in FORMATS:
-            raise UsageError(f"--format {text}: forms are {', '.join(FORMATS)}{nearest(form, FORMATS)}")
+        if form not in FACES:
+            raise UsageError(f"--format {text}: forms are {', '.join(FACES)}{nearest(form, FACES)}")
         targets.append((form, Path(path) if path else None))
     named = [path for _, path in targets if path is not None and not is_stream(path)]
     if len(set(named)) < len(named):

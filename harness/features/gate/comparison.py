@@ -243,11 +243,7 @@ def _obstacle(base: Subject, new: Subject, rules: Rules) -> Finding | None:
 
 
 def _finding(
-    subject: Subject,
-    metric: ExactMetric | TimedMetric | None,
-    verdict: Verdict,
-    reason: str,
-    **figures: Any,
+    subject: Subject, metric: ExactMetric | TimedMetric | None, verdict: Verdict, reason: str, **figures: Any
 ) -> Finding:
     """A finding on one metric of a subject, or on the whole subject."""
     name = None if metric is None else metric.name
@@ -265,14 +261,7 @@ def _exact(metric: ExactMetric, base: Subject, new: Subject) -> Finding:
         verdict, reason = _exact_verdict(metric, before, after)
     if verdict in FAILING and metric.name in ("payload_bytes", "operations", "buckets"):
         reason = first_difference(base.collectives, new.collectives) or reason
-    return _finding(
-        new,
-        metric,
-        verdict,
-        reason,
-        base=before,
-        new=after,
-    )
+    return _finding(new, metric, verdict, reason, base=before, new=after)
 
 
 def _exact_verdict(
@@ -288,10 +277,8 @@ def _exact_verdict(
         told = f"the runs of BASE have {len(before)} different values of a counter that should have one"
         return Verdict.INCONCLUSIVE, told
     if len(after) > 1:
-        return (
-            Verdict.CHANGED,
-            f"the runs of NEW have {len(after)} different values, and the runs of BASE one",
-        )
+        told = f"the runs of NEW have {len(after)} different values, and the runs of BASE one"
+        return Verdict.CHANGED, told
     first, second = before[0], after[0]
     if metric.better == "neither" or isinstance(first, str) or isinstance(second, str):
         return Verdict.CHANGED, "the counter differs"
@@ -405,8 +392,6 @@ def _timed_verdict(
         return change, ""
     runs = runs_that_tell(effect, margin, alpha)
     if runs is None:
-        return (
-            Verdict.INCONCLUSIVE,
-            "the runs differ too much for a verdict from any number of them: measure on a quieter machine",
-        )
+        told = "the runs differ too much for a verdict from any number of them: measure on a quieter machine"
+        return Verdict.INCONCLUSIVE, told
     return Verdict.INCONCLUSIVE, f"about {runs} {'pairs' if paired else 'runs on each side'} would be enough"

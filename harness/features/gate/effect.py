@@ -128,8 +128,7 @@ def _ratio_effect(centre: float, half: float, error: float, runs: tuple[int, int
 
 
 def _welch(new: Floats, base: Floats, alpha: float) -> tuple[float, float, float]:
-    """Difference of means, half the width of its interval with `alpha` on each side, and a run's
-    deviation."""
+    """Difference of means, half its interval with `alpha` on each side, and the deviation of a run."""
     a, b = float(new.var(ddof=1)), float(base.var(ddof=1))
     difference = float(new.mean() - base.mean())
     spread = a / len(new) + b / len(base)
@@ -163,8 +162,6 @@ class PairedSample:
     """Pairs that do not count because other processes used too much of the machine."""
     failed: int = 0
     """Pairs without blocks, because one of their runs failed or did not begin."""
-    foreign: float | None = None
-    """The share of the cores that other processes used, as the mean over all blocks."""
     alternation: Alternation = "blocks"
     forked: bool = False
     """Whether the process groups of all pairs were forked from warm ranks."""
@@ -207,13 +204,11 @@ def paired_sample(
     blocks = [block for _, cell in ran for block in cell.blocks]
     counting = [quad for pair, cell in ran for quad in _counting(cell, pair.alternation, spoiled_above)]
     shown = [block for quad in counting for block in quad] or blocks
-    shares = [block.foreign for block in blocks if block.foreign is not None]
     return PairedSample(
         logs=logs,
         means=(math.exp(_mean_log(shown, "base")), math.exp(_mean_log(shown, "new"))),
         spoiled=len(found) - len(logs),
         failed=of - len(found),
-        foreign=sum(shares) / len(shares) if shares else None,
         alternation="launches" if any(pair.alternation == "launches" for pair, _ in pairs) else "blocks",
         forked=all(pair.forked for pair, _ in pairs),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeVar
 
 from harness.features.gate.records.baseline import Exact
 from results.cell import Cell
@@ -29,8 +29,7 @@ class TimedMetric:
     """Read the figure of one run; None if the run lacks it."""
     better: Better = "lower"
     margin: float | None = None
-    """The smallest change that matters, as a share; None: it is shown, and judged only with a given
-    margin."""
+    """The smallest change that matters, as a share; None: shown, and judged only with a given margin."""
     of_launch: bool = False
     """Whether all runs of a launch share one figure, which is one sample."""
     of_step: bool = False
@@ -51,6 +50,9 @@ class ExactMetric:
     """Facts of the machine that must be equal for the counter to be compared, even with `--across`."""
 
 
+M = TypeVar("M", TimedMetric, ExactMetric)
+
+
 def _exposed(run: RunResult) -> float | None:
     return None if run.exposed_ns is None else run.exposed_ns.value
 
@@ -68,109 +70,81 @@ def _peak_memory(run: RunResult) -> float | None:
     return on_device if on_device is not None else run.rss_over_idle_bytes
 
 
-TIMED: Mapping[str, TimedMetric] = MappingProxyType(
-    {
-        metric.name: metric
-        for metric in (
-            TimedMetric(name="step_time", title="step time", unit="ns", read=_step, margin=0.05),
-            TimedMetric(
-                name="time",
-                title="time",
-                unit="ns",
-                # Only a benchmark has this metric; a run of a cell has a step time instead.
-                read=lambda run: None,
-                margin=0.05,
-            ),
-            TimedMetric(
-                name="throughput",
-                title="throughput",
-                unit="samples/s",
-                read=lambda run: run.samples_per_s,
-                better="higher",
-            ),
-            TimedMetric(
-                name="exposed", title="added by the exchange", unit="ns", read=_exposed, of_step=True
-            ),
-            TimedMetric(name="wait", title="wait", unit="ns", read=_wait, of_step=True),
-            TimedMetric(
-                name="peak_memory", title="peak memory", unit="bytes", read=_peak_memory, margin=0.05
-            ),
-            TimedMetric(
-                name="startup",
-                title="start-up",
-                unit="ns",
-                read=lambda run: run.startup_ns,
-                of_launch=True,
-            ),
-            TimedMetric(
-                name="loss",
-                title="loss after 20 steps",
-                unit="",
-                read=lambda run: run.loss_fixed,
-            ),
-            TimedMetric(name="setup", title="set-up of the cell", unit="ns", read=lambda run: run.setup_ns),
-        )
-    }
+def _by_name(*metrics: M) -> Mapping[str, M]:
+    return MappingProxyType({metric.name: metric for metric in metrics})
+
+
+TIMED = _by_name(
+    TimedMetric(name="step_time", title="step time", unit="ns", read=_step, margin=0.05),
+    TimedMetric(
+        name="time",
+        title="time",
+        unit="ns",
+        # Only a benchmark has this metric; a run of a cell has a step time instead.
+        read=lambda run: None,
+        margin=0.05,
+    ),
+    TimedMetric(
+        name="throughput",
+        title="throughput",
+        unit="samples/s",
+        read=lambda run: run.samples_per_s,
+        better="higher",
+    ),
+    TimedMetric(name="exposed", title="added by the exchange", unit="ns", read=_exposed, of_step=True),
+    TimedMetric(name="wait", title="wait", unit="ns", read=_wait, of_step=True),
+    TimedMetric(name="peak_memory", title="peak memory", unit="bytes", read=_peak_memory, margin=0.05),
+    TimedMetric(name="startup", title="start-up", unit="ns", read=lambda run: run.startup_ns, of_launch=True),
+    TimedMetric(name="loss", title="loss after 20 steps", unit="", read=lambda run: run.loss_fixed),
+    TimedMetric(name="setup", title="set-up of the cell", unit="ns", read=lambda run: run.setup_ns),
 )
 
-EXACT: Mapping[str, ExactMetric] = MappingProxyType(
-    {
-        metric.name: metric
-        for metric in (
-            ExactMetric(
-                name="payload_bytes",
-                title="bytes exchanged a step",
-                read=lambda run, _: run.exchange_payload_bytes,
-            ),
-            ExactMetric(
-                name="operations",
-                title="operations of the exchange a step",
-                read=lambda run, _: run.exchange_operations,
-            ),
-            ExactMetric(
-                name="buckets",
-                title="buckets exchanged a step",
-                read=lambda run, _: run.exchange_buckets,
-                better="neither",
-            ),
-            ExactMetric(
-                name="early_buckets",
-                title="buckets that start before the backward pass ends",
-                read=lambda run, _: run.exchange_buckets_early,
-                better="higher",
-                worse="buckets that started before the last gradient now wait for it, so less of their "
-                "exchange hides behind the backward pass",
-            ),
-            ExactMetric(
-                name="backward_left",
-                title="share of the backward pass that is left when a bucket starts",
-                read=lambda run, _: run.exchange_backward_left,
-                better="higher",
-                worse="buckets start later in the backward pass, so less of it is left to hide their "
-                "exchange",
-                # Another torch may make other nodes for the same model.
-                same=("torch",),
-            ),
-            ExactMetric(
-                name="first_hash",
-                title="parameters after the first steps (hash)",
-                read=lambda run, _: run.first_hash,
-                better="neither",
-                same=("cpu_model", "torch", "threads"),
-            ),
-            ExactMetric(
-                name="flops", title="FLOPs a step", read=lambda run, _: run.flops_per_step, better="neither"
-            ),
-            ExactMetric(
-                name="parameters", title="parameters", read=lambda run, _: run.parameters, better="neither"
-            ),
-            ExactMetric(
-                name="device_peak_bytes",
-                title="peak of allocated device memory",
-                read=lambda run, cell: run.device_allocated_peak_bytes if cell.device == "cuda" else None,
-            ),
-        )
-    }
+EXACT = _by_name(
+    ExactMetric(
+        name="payload_bytes", title="bytes exchanged a step", read=lambda run, _: run.exchange_payload_bytes
+    ),
+    ExactMetric(
+        name="operations",
+        title="operations of the exchange a step",
+        read=lambda run, _: run.exchange_operations,
+    ),
+    ExactMetric(
+        name="buckets",
+        title="buckets exchanged a step",
+        read=lambda run, _: run.exchange_buckets,
+        better="neither",
+    ),
+    ExactMetric(
+        name="early_buckets",
+        title="buckets that start before the backward pass ends",
+        read=lambda run, _: run.exchange_buckets_early,
+        better="higher",
+        worse="buckets that started before the last gradient now wait for it, so less of their "
+        "exchange hides behind the backward pass",
+    ),
+    ExactMetric(
+        name="backward_left",
+        title="share of the backward pass that is left when a bucket starts",
+        read=lambda run, _: run.exchange_backward_left,
+        better="higher",
+        worse="buckets start later in the backward pass, so less of it is left to hide their exchange",
+        # Another torch may make other nodes for the same model.
+        same=("torch",),
+    ),
+    ExactMetric(
+        name="first_hash",
+        title="parameters after the first steps (hash)",
+        read=lambda run, _: run.first_hash,
+        better="neither",
+        same=("cpu_model", "torch", "threads"),
+    ),
+    ExactMetric(name="flops", title="FLOPs a step", read=lambda run, _: run.flops_per_step, better="neither"),
+    ExactMetric(name="parameters", title="parameters", read=lambda run, _: run.parameters, better="neither"),
+    ExactMetric(
+        name="device_peak_bytes",
+        title="peak of allocated device memory",
+        read=lambda run, cell: run.device_allocated_peak_bytes if cell.device == "cuda" else None,
+    ),
 )
 
 

@@ -1,4 +1,4 @@
-"""When a night may be kept, and what a regression sets off."""
+"""When a night may be kept, which nights a folder has, and what a regression sets off."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import os
 import subprocess
 from pathlib import Path
 
+from harness.features.gate.records.baseline import Baseline
+from harness.features.gate.records.history import read_nights
 from harness.launchers.nights import live_jobs
 from harness.machine.processes import temporary_folder
+from harness.terminal.console import Console
 from results.errors import StudyBusyError
 from results.files import study_lock
 
@@ -24,8 +27,16 @@ def require_ended(root: Path) -> None:
         raise StudyBusyError(f"{root} has live jobs ({live}): add it when they have ended")
 
 
-def set_off(command: str, verdict: str) -> str | None:
-    """Run a shell command line because of a regression. Returns an error as a sentence, or None.
+def nights_in(folder: Path, console: Console) -> dict[str, list[Baseline]]:
+    """The nights of `read_nights`, with a warning for each file that is left out."""
+    nights, damaged = read_nights(folder)
+    for sentence in damaged:
+        console.warn(sentence)
+    return nights
+
+
+def set_off(command: str, verdict: str, console: Console) -> None:
+    """Run a shell command line because of a regression, and warn if it fails.
 
     BENCH_VERDICT in its environment is the path of a file with `verdict`, which is removed after it.
     """
@@ -35,10 +46,9 @@ def set_off(command: str, verdict: str) -> str | None:
             path = folder / "verdict.json"
             path.write_text(verdict, encoding="utf-8")
             variables = {**os.environ, "BENCH_VERDICT": str(path)}
-            told = subprocess.run(["sh", "-c", command], env=variables, check=False)
-            code = told.returncode
+            code = subprocess.run(["sh", "-c", command], env=variables, check=False).returncode
     except OSError as error:
-        return f"--on-regression {command!r} was not run: {error}; the verdict stands"
-    if code == 0:
-        return None
-    return f"--on-regression {command!r} ended with exit code {code}; the verdict stands"
+        console.warn(f"--on-regression {command!r} was not run: {error}; the verdict stands")
+        return
+    if code:
+        console.warn(f"--on-regression {command!r} ended with exit code {code}; the verdict stands")

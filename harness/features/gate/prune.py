@@ -17,11 +17,9 @@ from harness.plan.options import read_duration_s
 from harness.terminal.console import Console
 from reports.text import size
 from results.errors import UsageError
-from results.files import is_busy, study_lock
+from results.files import DAY_S, is_busy, study_lock
 from results.job_store import JobStore
 from results.store import KEPT, Study
-
-DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +49,7 @@ class PruneCandidate:
 
 
 def candidates(folder: Path, *, keep_s: float, named: Origins) -> list[PruneCandidate]:
-    """The studies and comparisons in `folder`, oldest first. Raises UsageError if the folder holds no
-    study."""
+    """The studies and comparisons in `folder`, oldest first. Raises UsageError without a study."""
     now, found = time.time(), []
     for root in sorted(folder.glob("*/")):
         paired = (root / CALL).is_file()
@@ -102,13 +99,6 @@ def kept_folders(given: Path | None, name: str, runs: Path) -> list[Path]:
     return [given]
 
 
-def finish_removals(folder: Path) -> None:
-    """Remove what interrupted removals left in `folder`."""
-    for path in folder.glob(".removed-*"):
-        # Another process may remove this folder at the same time.
-        shutil.rmtree(path, ignore_errors=True)
-
-
 def remove(root: Path) -> None:
     """Remove a study or a comparison. It is renamed first: the rest of an interrupted removal
     is not a study.
@@ -153,8 +143,9 @@ def prune(folder: Path, keep: str, *, yes: bool, baselines: Path | None, history
         kept_folders(baselines, "baselines", folder), kept_folders(history, "history", folder)
     )
     keep_s = read_duration_s(keep, "--keep", readings="d")
-    if yes:
-        finish_removals(folder)
+    for path in folder.glob(".removed-*") if yes else ():
+        # An interrupted removal left it, and another process may remove it at the same time.
+        shutil.rmtree(path, ignore_errors=True)
     found = candidates(folder, keep_s=keep_s, named=named)
     rows = []
     for one in found:

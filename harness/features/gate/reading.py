@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from harness.features.gate.nights import nights_in
 from harness.features.gate.records.baseline import Baseline
-from harness.features.gate.records.history import read_nights
 from harness.features.gate.section import nights_section
 from harness.reporting.reading import Reading
 from harness.terminal.console import Console
@@ -21,7 +21,7 @@ def read_history(reading: Reading) -> Mapping[str, Sequence[Baseline]]:
     folder = reading.given.get("history")
     if folder is None or reading.redact:
         return {}
-    return _read(Path(folder), reading.console)
+    return nights_in(Path(folder), reading.console)
 
 
 def nights_here() -> str | None:
@@ -31,11 +31,4 @@ def nights_here() -> str | None:
 
 def nights_of(folder: Path, console: Console) -> Section | None:
     """The section of all nights in a folder; None if no series has two."""
-    return nights_section(_read(folder, console))
-
-
-def _read(folder: Path, console: Console) -> Mapping[str, Sequence[Baseline]]:
-    nights, damaged = read_nights(folder)
-    for sentence in damaged:
-        console.warn(sentence)
-    return nights
+    return nights_section(nights_in(folder, console))

@@ -246,11 +246,17 @@ def _machine_of(file: _File) -> dict[str, str]:
     return {fact: value for fact, value in facts.items() if value is not None}
 
 
-def _read(path: Path) -> _File:
+def content_of(path: Path) -> files.Content:
+    """The content of a file that a user names. Raises StoreError if it cannot be read."""
     try:
-        return files.read(path).parsed(_BENCHMARKS)
+        return files.read(path)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _read(path: Path) -> _File:
+    try:
+        return content_of(path).parsed(_BENCHMARKS)
     except files.DamagedError as error:
         raise SchemaError(
             f"{path} is not a file of pytest-benchmark ({error}); write one with --benchmark-json"
@@ -289,16 +295,12 @@ def merged_side(name: str, parts: Sequence[Baseline], *, any_failure: bool) -> B
 
 def without_launch(part: Baseline) -> Baseline:
     """The baseline without the metrics of launches, for runs of a launch that was counted already."""
-    return msgspec.structs.replace(
-        part,
-        subjects=tuple(
-            msgspec.structs.replace(
-                subject,
-                timed={name: v for name, v in subject.timed.items() if not TIMED[name].of_launch},
-            )
-            for subject in part.subjects
-        ),
-    )
+
+    def without(subject: Subject) -> Subject:
+        timed = {name: values for name, values in subject.timed.items() if not TIMED[name].of_launch}
+        return msgspec.structs.replace(subject, timed=timed)
+
+    return msgspec.structs.replace(part, subjects=tuple(map(without, part.subjects)))
 
 
 def _joined(columns: Sequence[Mapping[str, tuple[V, ...]]]) -> dict[str, tuple[V, ...]]:

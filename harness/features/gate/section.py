@@ -23,7 +23,7 @@ from reports.page.chart import drawn
 from reports.page.description import Chart, Line, Point, Rule
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Paragraph, Section, Table
 from reports.table import Column, figures, table, words
-from reports.text import percent
+from reports.text import capital, percent
 
 _ABOUT = (
     "The step times of cells in the nights of the history, a series for each cell and machine; "
@@ -78,7 +78,7 @@ def _blocks(found: Sequence[Trend], *, searched: int) -> Iterator[Block]:
         tuple(night_curve(trend, name=f"nights-{number}") for number, trend in enumerate(found[:_DRAWN]))
     )
     for metric in dict.fromkeys(trend.metric for trend in found):
-        title = f"{metric.title[0].upper()}{metric.title[1:]}, first and last night of each series"
+        title = f"{capital(metric.title)}, first and last night of each series"
         columns: list[Column[Trend]] = [
             words("machine", lambda trend: trend.machine),
             words("cell", lambda trend: trend.label),
@@ -167,7 +167,7 @@ def night_curve(trend: Trend, *, name: str) -> Drawing:
     return drawn(
         Chart(
             name=name,
-            title=f"{title[0].upper()}{title[1:]} of each night, {trend.label}, {trend.machine}",
+            title=f"{capital(title)} of each night, {trend.label}, {trend.machine}",
             y_title=f"{title}{unit}",
             x_title=f"days since {trend.nights[0].measured_at[:10]}",
             lines=(*levels, Line(name="nights", colour="blue", points=marks)),

@@ -27,7 +27,6 @@ MOST_CHARACTERS = 300
 characters."""
 SURE = 0.99
 """Odds beyond this are not shown as a figure."""
-NOT_LISTED = (Verdict.UNCHANGED, Verdict.SHOWN)
 
 
 def comparison_headline(comparison: Comparison) -> str:
@@ -38,10 +37,13 @@ def comparison_headline(comparison: Comparison) -> str:
 
 
 def finding_table(comparison: Comparison, *, every: bool) -> TextTable:
-    """One row for each finding; without `every`, only for changes and for figures that could not be
-    judged."""
+    """One row for each finding; without `every`, only for changes and for what could not be judged."""
     return table(
-        [one for one in comparison.findings if every or one.verdict not in NOT_LISTED],
+        [
+            one
+            for one in comparison.findings
+            if every or one.verdict not in (Verdict.UNCHANGED, Verdict.SHOWN)
+        ],
         [
             words("verdict", lambda one: str(one.verdict)),
             words("cell", lambda one: one.subject),
@@ -90,10 +92,10 @@ def interval_text(finding: Finding) -> str:
     return NOTHING if effect is None else f"{_signed(effect.low)} to {_signed(effect.high)}"
 
 
-def comparison_markdown(comparison: Comparison, *, every: bool = False) -> str:
+def comparison_markdown(comparison: Comparison) -> str:
     """A summary for a job or a comment: the headline, a table, and how to read it."""
     lines = [f"### {comparison_headline(comparison)}", ""]
-    shown = finding_table(comparison, every=every)
+    shown = finding_table(comparison, every=False)
     if shown.rows:
         rows = (shown.titles, ("---",) * len(shown.titles), *shown.texts[:MOST_ROWS])
         cells = ([_plain(cell).replace("|", r"\|") for cell in row] for row in rows)
@@ -232,7 +234,6 @@ def _values(finding: Finding, values: tuple[Exact, ...]) -> str:
 
 
 def figure_text(metric: TimedMetric, value: float) -> str:
-    """A value in the metric's unit."""
     forms = {"ns": duration, "bytes": size}
     return forms[metric.unit](value) if metric.unit in forms else f"{number(value)} {metric.unit}".rstrip()
 

@@ -50,9 +50,7 @@ class Within:
     """Two nights between which a level changed, with the odds of that."""
 
     before: Night
-    """A night of the old level."""
     after: Night
-    """A night of the new level."""
     odds: float
 
 
@@ -177,10 +175,8 @@ def _located(series: Trend) -> Iterator[_Located]:
     changes = change_points([night.value for night in series.nights])
     for change, later in zip_longest(changes, changes[1:]):
         end = min(len(logs), change.seen_at + BEFORE, len(logs) if later is None else later.at)
-        window, times = (
-            logs[change.begin : end],
-            [one.measured_at for one in series.nights[change.begin : end]],
-        )
+        window = logs[change.begin : end]
+        times = [night.measured_at for night in series.nights[change.begin : end]]
         noise, at = _noise(logs[:end]), change.at - change.begin
         parts = [part - np.median(part) for part in (window[:at], window[at:])]
         rest = np.clip(np.concatenate(parts) / noise, -3, 3)
@@ -269,8 +265,8 @@ def _step(one: _Located, group: Sequence[_Located]) -> Step:
     first, last = closest_range(odds)
     effect = one.change.effect
     return Step(
-        likeliest=_within(one.series, group, times[best], times[best], float(odds[best])),
-        range=_within(one.series, group, times[first], times[last], float(odds[first : last + 1].sum())),
+        likeliest=_within(one.series, times[best], times[best], float(odds[best])),
+        range=_within(one.series, times[first], times[last], float(odds[first : last + 1].sum())),
         seen=one.series.nights[one.change.seen_at],
         effect=effect,
         is_worse=(effect > 0) == (one.series.metric.better == "lower"),
@@ -292,13 +288,11 @@ def _drift(one: _Located) -> Step:
     )
 
 
-def _within(own: Trend, group: Sequence[_Located], first: str, last: str, odds: float) -> Within:
+def _within(own: Trend, first: str, last: str, odds: float) -> Within:
     """The places from the night `first` to the night `last`, in nights of the series `own`."""
-    nights = own.nights
-    before = max(
-        (night for night in nights if night.measured_at < first), key=lambda night: night.measured_at
-    )
-    after = min((night for night in nights if night.measured_at >= last), key=lambda night: night.measured_at)
+    # The nights of a series are in the order of time.
+    before = [night for night in own.nights if night.measured_at < first][-1]
+    after = next(night for night in own.nights if night.measured_at >= last)
     return Within(before=before, after=after, odds=odds)
 
 
@@ -365,7 +359,7 @@ def _change(logs: Floats, start: int, now: int) -> ChangePoint | None:
     if now + 1 - start < FEWEST_BEFORE + RECENT[0]:
         return None
     noise = _noise(logs[: now + 1])
-    best: tuple[float, int, float] | None = None
+    found: list[tuple[float, int, float]] = []
     for length in RECENT:
         first = now + 1 - length
         if first - start < FEWEST_BEFORE:
@@ -373,12 +367,12 @@ def _change(logs: Floats, start: int, now: int) -> ChangePoint | None:
         before, recent = logs[max(start, first - BEFORE) : first], logs[first : now + 1]
         step = float(np.median(recent) - np.median(before))
         errors = abs(step) / (MEDIAN_ERROR * noise * math.sqrt(1 / len(before) + 1 / length))
-        if best is None or errors > best[0]:
-            best = errors, first, step
-    if best is None or best[0] < THRESHOLD or abs(math.expm1(best[2])) < SMALLEST:
+        found.append((errors, first, step))
+    errors, first, step = max(found, key=lambda one: one[0])
+    if errors < THRESHOLD or abs(math.expm1(step)) < SMALLEST:
         return None
-    begin = max(start, best[1] - BEFORE)
-    place = _place(logs, begin, best[1], now)
+    begin = max(start, first - BEFORE)
+    place = _place(logs, begin, first, now)
     # Earlier nights since `start` are left out, because slow drift in them could change the sign.
     step = float(np.median(logs[place : now + 1]) - np.median(logs[begin:place]))
     return ChangePoint(at=place, seen_at=now, begin=begin, effect=math.expm1(step))

@@ -14,14 +14,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
-from harness.features.kubernetes.profile import (
-    OWN_LABELS,
-    QUEUE_LABEL,
-    KubernetesProfile,
-    object_name,
-)
+from harness.features.kubernetes.profile import OWN_LABELS, QUEUE_LABEL, KubernetesProfile, object_name
 from results.errors import UsageError
 from results.job import Job
 
@@ -133,14 +129,11 @@ def _pod(
             "priorityClassName": profile.priority_class,
             "runtimeClassName": profile.runtime_class,
             "schedulerName": profile.scheduler_name,
-            "hostNetwork": True if profile.host_network else None,
+            "hostNetwork": profile.host_network or None,
             # Otherwise a pod on the host's network asks the host's DNS, which does not know the other pods.
             "dnsPolicy": "ClusterFirstWithHostNet" if profile.host_network else None,
             "nodeSelector": dict(sorted(profile.node_selector.items())),
-            "tolerations": [
-                _given({name: getattr(toleration, name) for name in toleration.__struct_fields__})
-                for toleration in profile.tolerations
-            ],
+            "tolerations": [_given(msgspec.structs.asdict(toleration)) for toleration in profile.tolerations],
             "affinity": affinity if profile.one_pod_per_host and job.placement.nodes > 1 else None,
             "securityContext": {
                 "runAsNonRoot": True,
@@ -187,6 +180,10 @@ def _container(profile: KubernetesProfile, job: Job, command: list[str], folder:
             **{name: str(count) for name, count in sorted(profile.extra_resources.items())},
         }
     )
+    mounts = [
+        _given({"name": one.name, "mountPath": one.mount_path, "readOnly": one.read_only or None})
+        for one in profile.volumes
+    ]
     return _given(
         {
             "name": "bench",
@@ -205,16 +202,7 @@ def _container(profile: KubernetesProfile, job: Job, command: list[str], folder:
             "volumeMounts": [
                 {"name": "results", "mountPath": profile.mount_path},
                 {"name": "shared-memory", "mountPath": "/dev/shm"},
-                *(
-                    _given(
-                        {
-                            "name": volume.name,
-                            "mountPath": volume.mount_path,
-                            "readOnly": True if volume.read_only else None,
-                        }
-                    )
-                    for volume in profile.volumes
-                ),
+                *mounts,
             ],
         }
     )

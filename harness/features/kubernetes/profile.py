@@ -25,8 +25,8 @@ The number of a pod takes fewer. Names that were given before stay the same.
 """
 _DIGITS = 8
 
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-_PART = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_PART = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
 _STARTS_WITH_A_LETTER = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
@@ -44,21 +44,34 @@ def object_name(text: str) -> str:
     return f"{kept[: LONGEST - _DIGITS - 1].strip('-')}-{digits}"
 
 
-def check_label(text: str) -> None:
-    """Raise ValueError unless the text is a label of DNS, as the name of a namespace is."""
-    if len(text) > 63 or not _LABEL.fullmatch(text):
-        raise ValueError(
-            f"{text!r} is not a name: at most 63 small letters, digits and dashes, and no dash at an end"
-        )
+def _matches(pattern: str, words: str, most: int | None = None) -> Callable[[str], None]:
+    """A rule that refuses a text of more than `most` characters, or which the pattern does not match."""
+
+    def rule(text: str) -> None:
+        if len(text) > (most or len(text)) or not re.fullmatch(pattern, text):
+            raise ValueError(f"{text!r} is not {words}")
+
+    return rule
 
 
-def check_subdomain(text: str) -> None:
-    """Raise ValueError unless the text is a domain of DNS, as the names of most objects are."""
-    if len(text) > 253 or not all(_LABEL.fullmatch(part) for part in text.split(".")):
-        raise ValueError(
-            f"{text!r} is not a name: at most 253 small letters, digits, dashes and dots, and each part "
-            f"between dots begins and ends with a letter or a digit"
-        )
+check_label = _matches(
+    _LABEL, "a name: at most 63 small letters, digits and dashes, and no dash at an end", most=63
+)
+"""Raises ValueError unless a text is a label of DNS, as the name of a namespace is."""
+check_subdomain = _matches(
+    rf"{_LABEL}(\.{_LABEL})*",
+    "a name: at most 253 small letters, digits, dashes and dots, and each part between dots begins and ends "
+    "with a letter or a digit",
+    most=253,
+)
+"""Raises ValueError unless a text is a domain of DNS, as the names of most objects are."""
+check_value = _matches(
+    f"({_PART})?",
+    "a label's value: at most 63 letters, digits, dashes, dots and underscores, and a letter or a digit at "
+    "each end",
+    most=63,
+)
+"""Raises ValueError unless a text is a value of a label."""
 
 
 def check_key(text: str) -> None:
@@ -66,17 +79,8 @@ def check_key(text: str) -> None:
     domain, slash, name = text.rpartition("/")
     if slash:
         check_subdomain(domain)
-    if len(name) > 63 or not _PART.fullmatch(name):
+    if len(name) > 63 or not re.fullmatch(_PART, name):
         raise ValueError(f"{text!r} is not a key such as disk or example.com/disk")
-
-
-def check_value(text: str) -> None:
-    """Raise ValueError unless the text is a value of a label."""
-    if len(text) > 63 or (text and not _PART.fullmatch(text)):
-        raise ValueError(
-            f"{text!r} is not a label's value: at most 63 letters, digits, dashes, dots and underscores, and "
-            f"a letter or a digit at each end"
-        )
 
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -101,16 +105,6 @@ def _check(name: str, rule: Callable[[str], None], value: str | None) -> None:
             rule(value)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-
-
-def _matches(pattern: str, words: str) -> Callable[[str], None]:
-    """A rule that refuses a text which the pattern does not match, in these words."""
-
-    def rule(text: str) -> None:
-        if not re.fullmatch(pattern, text):
-            raise ValueError(f"{text!r} is not {words}")
-
-    return rule
 
 
 def _text(text: str) -> None:

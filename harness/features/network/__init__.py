@@ -23,8 +23,6 @@ FEATURE = Feature(
     sections={
         "network": PageSection("harness.features.network.section:network_section", after="communication")
     },
-    given={
-        "network": Given("FILE", "network table of bench network; STUDY/network.json if left out"),
-    },
+    given={"network": Given("FILE", "network table of bench network; STUDY/network.json if left out")},
     figures={"network": "harness.features.network.reading:read_table"},
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
@@ -21,11 +20,6 @@ class NetworkOrder(msgspec.Struct, frozen=True, kw_only=True):
     collectives: tuple[Collective, ...] = ("all-reduce", "all-gather", "reduce-scatter", "broadcast")
     largest_bytes: int | None = None
     """The largest array; None: what time and memory allow."""
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> NetworkOrder:
-        """Read the values of a stored order."""
-        return read_values(values, cls)
 
     @property
     def stored(self) -> Order:
@@ -56,9 +50,8 @@ class NetworkConduct(Conduct):
     """Measures the network once a run, for the budget of its cell."""
 
     def header(self, study: Study, left: int) -> list[str]:
-        """The lines that state the study, of which `left` runs are left."""
         assert self.plan.order is not None
-        request, order = self.plan.request, NetworkOrder.of(self.plan.order.values)
+        request, order = self.plan.request, read_values(self.plan.order.values, NetworkOrder)
         total = len(self.plan.cells) * request.repeats
         return [
             f"study {self.plan.study} in {study.root}",
@@ -69,9 +62,7 @@ class NetworkConduct(Conduct):
         ]
 
     def seconds(self, launches: Sequence[PlannedLaunch], estimated: Sequence[float]) -> Sequence[float]:
-        """The budgets of the cells of each launch."""
         return [sum(cell.steps.budget_s for cell in launch.cells) for launch in launches]
 
     def names(self, names: Mapping[str, str]) -> Mapping[str, str]:
-        """The displayed names of the cells, by id."""
         return dict.fromkeys(names, "network")

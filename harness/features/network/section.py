@@ -29,7 +29,6 @@ DEFINITION = Definition(
         "95 % interval; the array of an all-gather is what a rank ends with."
     ),
 )
-_MIB = 2**20
 
 
 Rows = Sequence[Measurement]
@@ -76,9 +75,8 @@ def _about(known: NetworkTable) -> str:
     if facts.link_mbit_per_s is not None:
         where.append(f"links of {link_text(facts.link_mbit_per_s)}")
     source = "Measured by bench network" if known.source == "bench" else "Read from nccl-tests"
-    emulated = (
-        "; emulated, as ranks share cores or nodes a host" if known.evidence is Evidence.EMULATED else ""
-    )
+    shared = "; emulated, as ranks share cores or nodes a host"
+    emulated = shared if known.evidence is Evidence.EMULATED else ""
     return (
         f"{source}, {moment(known.measured_at)}: {', '.join(word for word in where if word)}{emulated}. "
         f"{count(len(rows), 'time')} of collectives over groups of 2 to {max(row.ranks for row in rows)} "
@@ -143,7 +141,7 @@ def _point(row: Measurement) -> Point:
     took = f"{size(row.array_bytes)} in {duration(row.median_s * 1e9)}"
     moved = row.busbw * row.median_s / 1e9
     return Point(
-        x=row.array_bytes / _MIB,
+        x=row.array_bytes / 2**20,
         y=moved / row.median_s,
         low=moved / row.high_s,
         high=moved / row.low_s,

@@ -42,10 +42,6 @@ class Residual(msgspec.Struct, frozen=True, kw_only=True):
     """Logarithm of the true step time over the predicted one, by law."""
 
     @property
-    def distance(self) -> float:
-        return distance(self.doublings, self.roughness)
-
-    @property
     def doublings(self) -> float:
         return math.log2(self.gpus[1] / self.gpus[0])
 
@@ -71,7 +67,6 @@ class Residuals(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def slope(self) -> float:
-        """Median of the families' slopes."""
         return median(one.slope for one in self.families if one.slope is not None)
 
     def quantiles(self, law: str) -> tuple[float, float]:
@@ -82,10 +77,10 @@ class Residuals(msgspec.Struct, frozen=True, kw_only=True):
             farthest = max(abs(end) for known in laws for end in self.quantiles(known))
             return -farthest, farthest
         rows = [
-            (residual.errors[law] / residual.distance, 1 / len(family.residuals))
+            (one.errors[law] / distance(one.doublings, one.roughness), 1 / len(family.residuals))
             for family in self.families
-            for residual in family.residuals
-            if law in residual.errors
+            for one in family.residuals
+            if law in one.errors
         ]
         values, weights = np.array(sorted(rows)).T
         places = (np.cumsum(weights) - weights / 2) / weights.sum()
@@ -120,7 +115,6 @@ def distance(doublings: float, roughness: float) -> float:
 
 
 def band(law: str, doublings: float, roughness: float, residuals: Residuals | None = None) -> Band:
-    """The band of a law's answer."""
     low, high = _quantiles(law) if residuals is None else residuals.quantiles(law)
     far = distance(doublings, roughness)
     return Band(low=math.exp(low * far), high=math.exp(high * far))

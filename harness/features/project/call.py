@@ -29,8 +29,6 @@ from results.network import NETWORK_FILE, NetworkTable
 from results.store import Study
 from strategies.catalog import STRATEGIES
 
-NO_TABLE = "no network table was given (--network FILE, of bench network)"
-
 
 def project(
     path: str,
@@ -57,19 +55,13 @@ def project(
             told = f"{told}; {term} measured {measured_gbps(table, term):.4g}"
     if table is not None and network is not None:
         _require_same(Replayer(study=study, figures=figures, table=table), network)
-    given = [
-        (f"--{field.name.replace('_', '-')}", value)
-        for field in fields(prices)
-        if (value := getattr(prices, field.name)) is not None
-    ]
-    words = [
-        *(("--network", network) if network else ()),
-        *(word for one in what_if for word in ("--what-if", one)),
-    ]
+    flags = [("--network", network), *(("--what-if", one) for one in what_if)]
+    flags += [(f"--{field.name.replace('_', '-')}", getattr(prices, field.name)) for field in fields(prices)]
+    words = [word for flag, value in flags if value is not None for word in (flag, value)]
     found = Projection(
         digest=digest(figures),
         to=to,
-        command=bench_call("project", path, "--to", to, *words, *(word for pair in given for word in pair)),
+        command=bench_call("project", path, "--to", to, *words),
         network=told,
         what_if=tuple(what_if),
         series=projected_series(figures, to, outside_of(study, figures, table, other)),
@@ -104,12 +96,11 @@ def _require_same(replayer: Replayer, network: str) -> None:
 def outside_of(
     study: Study, figures: StudyFigures, table: NetworkTable | None, other: NetworkTable | None = None
 ) -> Outside:
-    """Return what strategies and a network table say of the cells of a study, and of targets on another
-    network."""
+    """Return what strategies and network tables say of the cells of a study and of its targets."""
     return Outside(
         replay=Replayer(study=study, figures=figures, table=table, other=other)
         if table
-        else lambda of: NO_TABLE,
+        else lambda of: "no network table was given (--network FILE, of bench network)",
         projects=_projects,
         memory=cache(_memory),
         room=_room,

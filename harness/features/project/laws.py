@@ -68,10 +68,6 @@ class Steps:
 Law = Callable[[Steps, int], float]
 
 
-def _constant(steps: Steps, gpus: int) -> float:
-    return steps.ns[-1]
-
-
 def _linear_in(term: Callable[[float], float]) -> Law:
     def law(steps: Steps, gpus: int) -> float:
         last, at = steps.ns[-1], term(steps.gpus[-1])
@@ -96,7 +92,7 @@ def _pooled(steps: Steps, gpus: int) -> float:
 CONSTANT = "constant efficiency"
 LAWS: Mapping[str, Law] = MappingProxyType(
     {
-        CONSTANT: _constant,
+        CONSTANT: lambda steps, gpus: steps.ns[-1],
         "ring": _linear_in(lambda size: (size - 1) / size),
         "log": _linear_in(math.log2),
         "pooled slope": _pooled,

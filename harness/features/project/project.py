@@ -1,6 +1,6 @@
 """The projection of a study: every series, its measured sizes, and its larger sizes with bands or refusals.
 
-What only strategies know (memory, a replay) is injected as an `Outside`, since reports do not import them.
+What only strategies know (memory, a replay) is injected as an `Outside`.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ class _Projector:
     def _step(self, gpus: int) -> tuple[Span, str | None]:
         """The step time, its band, which contains the interval of the largest size, and what costs most."""
         of, by, loss, levels = self.of, self.asked.answer, _loss(self.of.curve, self.of.last), 0
-        if isinstance(one := by.replayed(gpus), Replayed):
+        one = by.replays if isinstance(by.replays, str) else by.replays[gpus]
+        if isinstance(one, Replayed):
             loss, levels = one.loss, one.levels
         about = band(by.law, math.log2(gpus / of.largest) + levels, by.roughness)
         value, known = by.step_ns[gpus], of.last.step_ns

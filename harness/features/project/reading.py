@@ -5,13 +5,6 @@ from __future__ import annotations
 from harness.features.project.records import PROJECTION, Projection, projection_path
 from harness.reporting.reading import Reading
 from results.errors import SchemaError
-from results.store import Study
-
-
-def read(study: Study) -> Projection | None:
-    """The study's projection to larger sizes; None without one. Raises SchemaError if it is damaged."""
-    path = projection_path(study)
-    return PROJECTION.read(path) if path.exists() else None
 
 
 def read_projection(reading: Reading) -> Projection | None:
@@ -19,10 +12,11 @@ def read_projection(reading: Reading) -> Projection | None:
 
     A redaction leaves them out: a projection has commands with folders.
     """
-    if reading.redact:
+    path = projection_path(reading.study)
+    if reading.redact or not path.exists():
         return None
     try:
-        return read(reading.study)
+        return PROJECTION.read(path)
     except SchemaError as error:
         reading.console.warn(f"the report has no projection: {error}")
         return None

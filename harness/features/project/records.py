@@ -132,7 +132,6 @@ def digest(study: StudyFigures) -> str:
 
 
 def projection_path(study: Study) -> Path:
-    """The file of a study's projection."""
     return study.root / "projection.json"
 
 

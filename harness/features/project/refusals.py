@@ -269,14 +269,4 @@ _LAW_REFUSALS: dict[str, Callable[[Asked, int], Refusal]] = {
     "irregular": _irregular,
     "too far": _far,
 }
-_RULES: tuple[Callable[[Asked, int], Refusal | None], ...] = (
-    _strategy,
-    _emulated,
-    _unproven,
-    _cores,
-    _mixed,
-    _disturbed,
-    _batch,
-    _memory,
-    _law,
-)
+_RULES = (_strategy, _emulated, _unproven, _cores, _mixed, _disturbed, _batch, _memory, _law)

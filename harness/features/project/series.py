@@ -121,10 +121,6 @@ class Answer:
     replays: Replays
     """The replay that answers, or why none does."""
 
-    def replayed(self, gpus: int) -> Replayed | str:
-        """The replay of a target, or the reason why it is missing."""
-        return self.replays if isinstance(self.replays, str) else self.replays[gpus]
-
 
 def answer(of: Measured, replays: Replays) -> Answer:
     """The replay if it reproduces the largest size, with a scale that was fitted without it; else a law."""

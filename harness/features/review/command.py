@@ -8,13 +8,22 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from harness.terminal.console import Console
-    from reports.analysis.study import StudyFigures
+from harness.cli.report import given_files, given_options
+from harness.features.review.section import entry_table, run_names
+from harness.machine.code import git_user
+from harness.reporting.assumptions import CostFlags
+from harness.reporting.studies import read_figures, read_results
+from harness.terminal.console import Console
+from reports.analysis.study import StudyFigures
+from reports.text import duration
+from results.errors import UsageError, nearest
+from results.files import require_idle
+from results.review import ReviewEntry
+from results.store import Study, utc_now
 
 
 @click.command(name="review")
@@ -34,14 +43,6 @@ def review_command(
     to STUDY/review.jsonl. An excluded run is in no figure and does not count as done for bench matrix. An
     approval lapses when a run or an exclusion is added.
     """
-    from harness.reporting.assumptions import CostFlags
-    from harness.reporting.studies import read_figures, read_results
-    from harness.terminal.console import Console
-    from results.errors import UsageError
-    from results.files import require_idle
-    from results.review import ReviewEntry
-    from results.store import Study, utc_now
-
     reason, note = texts["reason"].strip(), texts["note"].strip()
     if bool(exclude or include) != bool(reason):
         raise UsageError("--exclude RUN and --include RUN need --reason TEXT, and --reason needs one of them")
@@ -74,16 +75,11 @@ def review_command(
 
 
 def _show(figures: StudyFigures, console: Console) -> None:
-    from harness.features.review.section import entry_table, run_names
-    from reports.text import duration
-
     names, rows = run_names(figures), []
     for run in (run for pool in figures.pools.values() for run in pool.every):
-        step, why = (
-            duration(run.step_ns.value) if run.step_ns else "",
-            figures.review.excluded.get(run.run_id),
-        )
-        rows.append((names[run.run_id], run.run_id, f"{run.outcome}", step, why or ""))
+        step = duration(run.step_ns.value) if run.step_ns else ""
+        why = figures.review.excluded.get(run.run_id, "")
+        rows.append((names[run.run_id], run.run_id, f"{run.outcome}", step, why))
     heads = ("run", "id", "outcome", "step time", "excluded because")
     console.table(heads, rows, numeric=[head == "step time" for head in heads])
     table = entry_table(figures)
@@ -95,9 +91,6 @@ def _show(figures: StudyFigures, console: Console) -> None:
 
 def _run_ids(figures: StudyFigures, asked: Sequence[str]) -> tuple[str, ...]:
     """The ids of runs that a user names by id or name. Raises UsageError for an unknown run."""
-    from harness.features.review.section import run_names
-    from results.errors import UsageError, nearest
-
     names = run_names(figures)
     known = {name: run_id for run_id, name in names.items()} | {run_id: run_id for run_id in names}
     for name in asked:
@@ -109,8 +102,6 @@ def _run_ids(figures: StudyFigures, asked: Sequence[str]) -> tuple[str, ...]:
 
 
 def _author() -> str:
-    from harness.machine.code import git_user
-
     name = git_user()
     # In a container the number of the user may have no name.
     with suppress(KeyError, OSError):
@@ -128,14 +119,10 @@ def _author() -> str:
     show_default=True,
     help="the folder to write it into",
 )
-@click.option(
-    "--history",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="nights of bench history add; ./history if that is there and this is left out",
-)
+@given_options("site")
 @click.option("--redact", is_flag=True, help="without nights, hosts, users, paths, addresses and device ids")
 @click.option("--serve", is_flag=True, help="then serve it on 127.0.0.1 until Ctrl-C")
-def site_command(folder: Path, output: Path, history: Path | None, *, redact: bool, serve: bool) -> int:
+def site_command(folder: Path, output: Path, *, redact: bool, serve: bool, **others: Any) -> int:
     """Write an index of the studies in FOLDER (default: runs), with their pages, as a static folder.
 
     The index has a row a study: its answer, what changed since the last study like it, and how many cells
@@ -144,12 +131,10 @@ def site_command(folder: Path, output: Path, history: Path | None, *, redact: bo
     """
     from harness.features.review.site import serve as serve_site
     from harness.features.review.site import write_site
-    from harness.terminal.console import Console
 
     console = Console()
-    default = Path("history")
-    nights = history or (default if any(default.glob("*/*.json")) else None)
-    console.result(f"site: {write_site(folder, output, console, history=nights, redact=redact)}")
+    history = given_files("site", others).get("history")
+    console.result(f"site: {write_site(folder, output, console, history=history, redact=redact)}")
     if serve:
         serve_site(output, console)
     return 0

@@ -110,14 +110,10 @@ def site_index(studies: Sequence[SiteStudy], unreadable: Mapping[str, str], *, n
         *((name, Failed(why)) for name, why in unreadable.items()),
         *((one.figures.name, one) for one in reversed(ordered)),
     ]
-    blocks: list[Block] = [
-        *(
-            [Paragraph(Markup('<a href="{}">Nights, and where they changed</a>').format(NIGHTS))]
-            if nights
-            else []
-        ),
-        Table(table(rows, columns), "Studies, the newest first", tools=True),
-    ]
+    blocks: list[Block] = [Table(table(rows, columns), "Studies, the newest first", tools=True)]
+    if nights:
+        link = Markup('<a href="{}">Nights, and where they changed</a>').format(NIGHTS)
+        blocks.insert(0, Paragraph(link))
     section = Section(anchor="table", title="Studies", blocks=tuple(blocks), definitions=_DEFINITIONS)
     return render_sections("Studies", [section])
 

@@ -17,7 +17,6 @@ from harness.features.review.index import NIGHTS, Failed, SiteStudy, answer_of, 
 from harness.reporting.assumptions import CostFlags
 from harness.reporting.studies import read_figures
 from harness.terminal.console import Console
-from reports.analysis.study import StudyFigures
 from reports.page.render import render_figures, render_sections
 from results import files
 from results.errors import UsageError
@@ -32,7 +31,7 @@ _MARK = ".bench-site"
 """File of a site that says what rendered its pages; pages of another version or redaction are not kept."""
 
 
-def write_site(folder: Path, target: Path, console: Console, *, history: Path | None, redact: bool) -> Path:
+def write_site(folder: Path, target: Path, console: Console, *, history: str | None, redact: bool) -> Path:
     """Write the site of the studies in `folder` into `target`, and return its index.
 
     A study that cannot be read is named in the index. Pages of unchanged studies are kept, pages of deleted
@@ -48,7 +47,9 @@ def write_site(folder: Path, target: Path, console: Console, *, history: Path | 
         name = f"a study ({len(unreadable) + 1})" if redact else root.relative_to(folder).as_posix()
         unreadable[name] = "it cannot be read" if redact else why
 
-    read = _each(roots, lambda root: _read(root, console, redact=redact), leave_out)
+    read = _each(
+        roots, lambda root: read_figures([str(root)], CostFlags(), console, redact=redact)[0], leave_out
+    )
     answers = _each(read, lambda root: answer_of(read[root]), leave_out)
     read = {root: read[root] for root in answers}
     if redact:
@@ -89,11 +90,6 @@ def write_site(folder: Path, target: Path, console: Console, *, history: Path | 
     return index
 
 
-def _read(root: Path, console: Console, *, redact: bool) -> StudyFigures:
-    [figures] = read_figures([str(root)], CostFlags(), console, redact=redact)
-    return figures
-
-
 def _each(
     roots: Iterable[Path], make: Callable[[Path], T], leave_out: Callable[[Path, str], None]
 ) -> dict[Path, T]:
@@ -108,9 +104,9 @@ def _each(
     return made
 
 
-def _nights(history: Path, console: Console) -> str | None:
+def _nights(history: str, console: Console) -> str | None:
     section_of = hook("nights")
-    section = None if section_of is None else section_of(history, console)
+    section = None if section_of is None else section_of(Path(history), console)
     return None if section is None else render_sections("Nights", [section])
 
 

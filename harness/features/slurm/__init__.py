@@ -7,9 +7,7 @@ FEATURE = Feature(
         "slurm": LauncherPlace(
             "harness.features.slurm.launcher:SlurmLauncher",
             "submits jobs to Slurm",
-            scheduler="slurm",
-            job_variable="SLURM_JOB_ID",
-            restarts_variable="SLURM_RESTART_COUNT",
+            jobs={"scheduler": "slurm", "job": "SLURM_JOB_ID", "restarts": "SLURM_RESTART_COUNT"},
         )
     },
 )

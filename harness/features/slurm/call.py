@@ -39,7 +39,7 @@ from reports.text import count
 from results.environment import CodeVersion
 from results.errors import UsageError, bench_call
 from results.files import study_lock
-from results.job import Purpose, Submission
+from results.job import Job, Purpose, Submission
 from results.job_store import JobStore
 from results.outcome import Ending, Outcome
 from results.plan import Placement, Plan, placement_of
@@ -74,39 +74,20 @@ def site_of(options: StudyFile) -> SiteProfile:
     return SITE_FILE.overridden(site, values, "options of the site")
 
 
-def run_document(site: SiteProfile, jobs: JobMaker, planned: PlannedJob) -> Document:
-    """Build the job record and the batch script with which Slurm will be asked for one allocation.
-
-    Raises UsageError if ranks in a container would not see the study, or the code, at its path.
-    """
-    root, container = jobs.root, site.container
-    job = jobs.run(planned, site.time, billed_gpus=site.billed_gpus(planned.placement), site=site)
-    folder = JobStore(root).folder(job.job_id)
-    if container is not None:
-        mounts = [mount.split(":")[:2] for mount in container.mounts]
-        seen = [Path(target) for source, target in mounts if source == target]
-        seen += [Path.home()] if container.mount_home else []
-        for what, path in (("the study", root), ("the code of bench", checkout())):
-            if not any(path.is_relative_to(place) for place in seen):
-                raise UsageError(
-                    f"{what} is in {path}, and the container sees nothing there: add {path}:{path} or a "
-                    f"folder above it to container.mounts in the profile, under the same path on both sides"
-                )
-    script = ScriptJob(
-        name=job.name,
-        placement=job.placement,
-        time_limit_s=job.time_limit_s,
-        folder=root,
-        log_folder=folder,
-        command=_command(site, "harness.launchers.program", str(folder)),
-        python_path=checkout(),
-        requeue=job.options.retries > 0,
-    )
-    return Document(job=job, text=job_script(site, script))
-
-
-def _command(site: SiteProfile, module: str, *arguments: str) -> tuple[str, ...]:
-    return (site.python or sys.executable, "-m", module, *arguments)
+def _require_seen(site: SiteProfile, root: Path) -> None:
+    """Raises UsageError if ranks in a container would not see the study, or the code, at its path."""
+    container = site.container
+    if container is None:
+        return
+    mounts = [mount.split(":")[:2] for mount in container.mounts]
+    seen = [Path(target) for source, target in mounts if source == target]
+    seen += [Path.home()] if container.mount_home else []
+    for what, path in (("the study", root), ("the code of bench", checkout())):
+        if not any(path.is_relative_to(place) for place in seen):
+            raise UsageError(
+                f"{what} is in {path}, and the container sees nothing there: add {path}:{path} or a "
+                f"folder above it to container.mounts in the profile, under the same path on both sides"
+            )
 
 
 @cache
@@ -133,7 +114,27 @@ class SlurmCall(JobCall):
         )
 
     def document(self, jobs: JobMaker, planned: PlannedJob) -> Document:
-        return run_document(self._site, jobs, planned)
+        site, placement = self._site, planned.placement
+        job = jobs.run(planned, site.time, billed_gpus=site.billed_gpus(placement), site=site)
+        _require_seen(site, jobs.root)
+        folder = JobStore(jobs.root).folder(job.job_id)
+        return self._scripted(job, folder, placement, jobs.root, ("harness.launchers.program", str(folder)))
+
+    def _scripted(
+        self, job: Job, log_folder: Path, placement: Placement | None, folder: Path, module: Sequence[str]
+    ) -> Document:
+        """The job with its batch script, which runs a module with its arguments in `folder`."""
+        script = ScriptJob(
+            name=job.name,
+            placement=placement,
+            time_limit_s=job.time_limit_s,
+            folder=folder,
+            log_folder=log_folder,
+            command=(self._site.python or sys.executable, "-m", *module),
+            python_path=checkout(),
+            requeue=job.options.retries > 0,
+        )
+        return Document(job=job, text=job_script(self._site, script))
 
     def show(self, study: Study, plan: Plan, code: CodeVersion) -> None:
         """`--dry-run`: print the jobs and their very scripts on stdout. The scheduler is not asked."""
@@ -225,17 +226,8 @@ class SlurmCall(JobCall):
         job = jobs.of_call(
             purpose, arguments, placement=placement, limit_s=limit_s, billed=billed, site=self._site
         )
-        script = ScriptJob(
-            name=job.name,
-            placement=placement,
-            time_limit_s=job.time_limit_s,
-            folder=self._call.folder,
-            log_folder=JobStore(jobs.root).folder(job.job_id),
-            command=_command(self._site, "harness.cli", *arguments),
-            python_path=checkout(),
-            requeue=job.options.retries > 0,
-        )
-        return Document(job=job, text=job_script(self._site, script))
+        folder = JobStore(jobs.root).folder(job.job_id)
+        return self._scripted(job, folder, placement, self._call.folder, ("harness.cli", *arguments))
 
     def summary(self, documents: Sequence[Document]) -> list[str]:
         if documents and self.hosts.has_gpus and self._site.cpus_per_gpu is None and not self._site.exclusive:
@@ -286,7 +278,6 @@ class Submitter:
         self._client = client
         self._site = site
         self._console = console
-        self._poll_s = POLL_S
         # Asked for before a job is submitted, so that its number can be recorded at once.
         self._cluster = client.cluster_name
         # Without a partition Slurm chooses one, and a QOS may override the limits of a partition.
@@ -315,7 +306,7 @@ class Submitter:
                 waiting.pop(0)
             elif feed == "wait":
                 self._console.note(f"{count(len(waiting), 'job')} wait for room in the queue")
-                time.sleep(self._poll_s)
+                time.sleep(POLL_S)
             else:
                 break
         done.left = len(waiting)
@@ -330,8 +321,7 @@ class Submitter:
         return self._hand_over(document, after, done) and done.refused == refused
 
     def _room(self, *, patient: bool) -> float:
-        """The number of jobs that the queue still takes; 0 if the scheduler does not answer and the call can
-        wait."""
+        """The jobs that the queue still takes; 0 if the scheduler does not answer and the call can wait."""
         if self._site.submit_limit is None:
             return float("inf")
         try:
@@ -365,10 +355,7 @@ class Submitter:
             return True
         self._store.add_submission(
             Submission(
-                job_id=job.job_id,
-                scheduler_id=str(slurm_id),
-                submitted_at=utc_now(),
-                cluster=self._cluster,
+                job_id=job.job_id, scheduler_id=str(slurm_id), submitted_at=utc_now(), cluster=self._cluster
             )
         )
         done.taken.append(slurm_id)

@@ -20,14 +20,14 @@ from results.job import Job, Submission
 from results.job_store import JobStore
 from results.outcome import Ending, Outcome
 from results.plan import Placement
-from results.site import seconds
+from results.site import SiteCheck, seconds
 from results.store import Study, utc_now
 from slurm.client import Client
 from slurm.job_view import JobPhase, JobView
 from slurm.runner import QueueFullError, RefusedError, SlurmError
 from slurm.script import ScriptJob, job_script, log_path
 from slurm.site import SITE_FILE
-from slurm.site_checks import ClusterCheck, Level, cluster_checks
+from slurm.site_checks import cluster_checks
 
 
 def seen(status: JobStatus, view: JobView) -> JobStatus:
@@ -40,12 +40,6 @@ def seen(status: JobStatus, view: JobView) -> JobStatus:
         submitted_state=str(view.phase),
         scheduler_words=held + view.words,
     )
-
-
-def kept(study: Study, jobs: Sequence[Job]) -> list[JobStatus]:
-    """The jobs by their records."""
-    store = JobStore(study.root)
-    return [kept_status(store, job) for job in jobs]
 
 
 def asked(study: Study, found: Sequence[JobStatus], client: Client) -> list[JobStatus]:
@@ -165,7 +159,7 @@ class SlurmLauncher(JobLauncher):
         is_here = shutil.which("sbatch") is not None
         return "a Slurm cluster is here: --launcher slurm submits it" if is_here else None
 
-    def check_site(self, path: Path) -> Sequence[ClusterCheck]:
+    def check_site(self, path: Path) -> Sequence[SiteCheck]:
         """Check a profile against the cluster's description, and ask the scheduler about a job by it.
 
         The job has one node and asks for all that the profile may ask for. It is not run.
@@ -181,22 +175,22 @@ class SlurmLauncher(JobLauncher):
             log_folder=Path("/"),
             command=("true",),
         )
-        level: Level = "fine"
-        words = f"would take a job of one node for {limit}"
+        answer = SiteCheck("fine", "the scheduler", f"would take a job of one node for {limit}")
         try:
             client.check(job_script(site, job))
         except QueueFullError as error:
-            level, words = "doubtful", f"{error}; ask again when jobs have ended"
+            answer = replace(answer, level="doubtful", words=f"{error}; ask again when jobs have ended")
         except RefusedError as error:
-            level, words = "wrong", str(error)
-        return [*checks, ClusterCheck(level, "the scheduler", words)]
+            answer = replace(answer, level="wrong", words=str(error))
+        return [*checks, answer]
 
     def kept(self, study: Study, jobs: Sequence[Job]) -> list[JobStatus]:
-        return kept(study, jobs)
+        store = JobStore(study.root)
+        return [kept_status(store, job) for job in jobs]
 
     def asked(self, study: Study, jobs: Sequence[Job], *, settle: bool = False) -> list[JobStatus]:
         client = Client()
-        found = asked(study, kept(study, jobs), client)
+        found = asked(study, self.kept(study, jobs), client)
         return settled(study, found, client) if settle else found
 
     def cancel(self, study: Study, live: Sequence[JobStatus]) -> Cancelled:

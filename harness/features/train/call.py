@@ -25,7 +25,7 @@ from harness.reporting.report import write_report
 from harness.reporting.studies import read_figures
 from reports.text import count
 from results.errors import UsageError, bench_call
-from results.plan import Plan, Request, placement_of
+from results.plan import Plan, Request, placement_of, read_values
 from results.rebuild import rebuilt_plan
 from results.run import RunResult
 from results.store import Study
@@ -103,8 +103,7 @@ class Train(Matrix):
         super()._check()
         texts = {text for request in self._requests for text in workloads_of(request)}
         if all(facts(WORKLOADS.parse(text)).builder.startswith("workloads.") for text in texts):
-            # bench's workloads have no own metrics. Other workloads are built only on ranks, which check the
-            # metrics.
+            # bench's workloads have no own metrics. Ranks build all others, and check their metrics.
             self._training.require_metrics(())
         for dataset in dict.fromkeys(request.dataset for request in self._requests):
             if DATASETS.facts(dataset).takes is not None:
@@ -162,7 +161,7 @@ def _require_launcher(order: TrainOrder, options: StudyFile) -> None:
 def _require_elastic(plan: Plan) -> None:
     """Raise UsageError for cells that cannot be trained on every number of nodes that may be left."""
     assert plan.order is not None
-    order = TrainOrder.of(plan.order.values)
+    order = read_values(plan.order.values, TrainOrder)
     if order.elastic is None:
         return
     least, most = order.elastic
@@ -197,10 +196,7 @@ def told_run(study: Study, cell_id: str, log: TrainingLog) -> list[str]:
     if figures:
         lines.append(f"  step {log.step:,}: {', '.join(figures)}")
     goodput = "" if log.goodput is None else f", goodput {100 * log.goodput:.0f} %"
-    restarts = (
-        f"{log.restarts} restart{'' if log.restarts == 1 else 's'}, {log.wasted_steps} steps done again"
-    )
-    lines.append(f"  {restarts}{goodput}")
+    lines.append(f"  {count(log.restarts, 'restart')}, {log.wasted_steps} steps done again{goodput}")
     lines += [f"  {sentence}" for sentence in told_not_finite(log)]
     failed = [row for row in log.rows if isinstance(row, SavedCheckpoint) and row.failed is not None]
     if failed:
@@ -223,17 +219,12 @@ def _plan_of(folder: Path) -> Plan:
     cell = study.cell(folder.resolve().name)
     plan = rebuilt_plan(study.name, [cell], study.launches())
     source = next((one.request for one in study.plans() if cell in one.cells), plan.request)
+    names = ("node_size", "clip_norm", "activation_checkpointing", "compile", "memory_format", "env")
     request = msgspec.structs.replace(
         plan.request,
         source_folder=source.source_folder,
         gpus_per_node=source.gpus_per_node,
-        node_size=cell.node_size,
         links=(cell.link,),
-        clip_norm=cell.clip_norm,
-        activation_checkpointing=cell.activation_checkpointing,
-        compile=cell.compile,
-        memory_format=cell.memory_format,
-        env=cell.env,
-        memory_limit_mb=cell.memory_limit_mb,
+        **{name: getattr(cell, name) for name in (*names, "memory_limit_mb")},
     )
     return msgspec.structs.replace(plan, request=request)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, get_args
 
 import click
@@ -19,65 +18,54 @@ from harness.features.train.order import (
 )
 from workloads.shape import METRICS
 
-Function = Callable[..., Any]
 NOT_OF_TRAINING = (
     *("budget", "target", "warmup_steps", "block_steps", "quads", "repeats", "baseline", "trace"),
     *("isolation", "prune", "rerun", "report_job", "proof"),
 )
 """Options of a measurement, which training lacks."""
-_ORDER = (
-    click.option("--epochs", type=int, help="passes over the data; this or --steps"),
-    click.option("--steps", type=int, help="updates of the optimizer"),
-    click.option("--checkpoint-every", type=int, default=CHECKPOINT_EVERY, show_default=True, help="steps"),
-    click.option("--keep", type=int, default=KEEP, show_default=True, help="last checkpoints that stay"),
-    click.option(
-        "--best",
-        metavar="METRIC",
-        help=f"keep the best checkpoint by {', '.join(METRICS)} or one of the workload's metrics",
-    ),
-    click.option("--patience", type=int, help="end after this number of validations without a better value"),
-    click.option("--target", help="end when a validation reaches it: 'val_accuracy>=0.97'"),
-    click.option("--validate-every", type=int, help="steps [default: each epoch, else each checkpoint]"),
-    click.option(
-        "--schedule",
-        type=click.Choice(get_args(Schedule)),
-        default="none",
-        show_default=True,
-        help="schedule of the learning rate, over the ordered steps",
-    ),
-    click.option("--warmup-steps", type=int, default=0, help="steps in which the schedule raises the rate"),
-    click.option(
-        "--restarts",
-        type=int,
-        default=RESTARTS,
-        show_default=True,
-        help="maximum number of launches that follow failed ones",
-    ),
-    click.option(
-        "--elastic", metavar="MIN:MAX", help="continue on fewer nodes, at least MIN, after one was lost"
-    ),
-    click.option(
-        "--batch-rule",
-        type=click.Choice(get_args(BatchRule)),
-        default="global",
-        show_default=True,
-        help="on fewer nodes keep the global batch, or scale the rate with the replicas",
-    ),
-)
-
-
-def _with_order(function: Function) -> Function:
-    """Decorate a command with the options of a training order."""
-    for option in reversed(_ORDER):
-        function = option(function)
-    return function
 
 
 @click.command(
     cls=PlanCommand, name="train", short_help="Train cells to completion, through crashes and restarts."
 )
 @click.argument("subject", required=False, metavar="[CELL|STUDY.yaml]")
-@_with_order
+@click.option("--epochs", type=int, help="passes over the data; this or --steps")
+@click.option("--steps", type=int, help="updates of the optimizer")
+@click.option("--checkpoint-every", type=int, default=CHECKPOINT_EVERY, show_default=True, help="steps")
+@click.option("--keep", type=int, default=KEEP, show_default=True, help="last checkpoints that stay")
+@click.option(
+    "--best",
+    metavar="METRIC",
+    help=f"keep the best checkpoint by {', '.join(METRICS)} or one of the workload's metrics",
+)
+@click.option("--patience", type=int, help="end after this number of validations without a better value")
+@click.option("--target", help="end when a validation reaches it: 'val_accuracy>=0.97'")
+@click.option("--validate-every", type=int, help="steps [default: each epoch, else each checkpoint]")
+@click.option(
+    "--schedule",
+    type=click.Choice(get_args(Schedule)),
+    default="none",
+    show_default=True,
+    help="schedule of the learning rate, over the ordered steps",
+)
+@click.option("--warmup-steps", type=int, default=0, help="steps in which the schedule raises the rate")
+@click.option(
+    "--restarts",
+    type=int,
+    default=RESTARTS,
+    show_default=True,
+    help="maximum number of launches that follow failed ones",
+)
+@click.option(
+    "--elastic", metavar="MIN:MAX", help="continue on fewer nodes, at least MIN, after one was lost"
+)
+@click.option(
+    "--batch-rule",
+    type=click.Choice(get_args(BatchRule)),
+    default="global",
+    show_default=True,
+    help="on fewer nodes keep the global batch, or scale the rate with the replicas",
+)
 @plan_options(without=NOT_OF_TRAINING)
 @click.option("--dry-run", is_flag=True, help="print the plan and the commands, and run nothing")
 @click.option("--no-report", is_flag=True, help="leave the page for later: bench report STUDY")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from harness.features.train.files import checkpoints_folder, remove_models
+from harness.features.train.files import checkpoints_folder, weights_path
 from harness.features.train.log import training_log
 from harness.features.train.order import TrainOrder, larger_is_better
 from harness.features.train.progress import TrainingPace
@@ -22,7 +23,7 @@ from harness.terminal.console import Console, ProgressLine
 from reports.text import count
 from results.errors import SchemaError
 from results.outcome import Ending, Outcome
-from results.plan import Plan
+from results.plan import Plan, read_values
 from results.run import RunResult
 from results.store import Study
 from strategies.saving.run_folder import RunFolder
@@ -113,23 +114,22 @@ class TrainConduct(Conduct):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         assert plan.order is not None
-        self._order = TrainOrder.of(plan.order.values)
+        self._order = read_values(plan.order.values, TrainOrder)
         self._failures: dict[str, list[FailedLaunch]] = {}
         """The launches that failed while they trained, by cell."""
 
     def summary(self) -> list[str]:
-        """Describe the training of each cell."""
         return [training_line(self._order)]
 
     def done(self, study: Study) -> frozenset[str]:
-        """Ids of the cells whose training has ended as the plan orders it."""
         return frozenset(
             cell.id for cell in self.plan.cells if training_log(study, cell.id).done(self._order)
         )
 
     def forget(self, study: Study, cell_id: str) -> None:
         """Remove the checkpoints and the weights of a cell that was trained to see what memory it takes."""
-        remove_models(study, cell_id)
+        shutil.rmtree(checkpoints_folder(study, cell_id), ignore_errors=True)
+        weights_path(study, cell_id).unlink(missing_ok=True)
 
     def progress(
         self,
@@ -141,7 +141,6 @@ class TrainConduct(Conduct):
         names: Mapping[str, str],
         deadline: Deadline,
     ) -> Progress:
-        """Show how far the training is."""
         left = {cell.id: names[cell.id] for launch in launches for cell in launch.cells}
         return TrainingPace(line, study, left, deadline=deadline)
 
@@ -183,10 +182,8 @@ def training_line(order: TrainOrder) -> str:
     if order.best:
         better = "larger" if larger_is_better(order.best) else "smaller"
         told.append(f"and the best by {order.best} ({better} is better)")
-    told += [f"ends at {order.target}"] if order.target else []
-    told += (
-        [f"ends after {order.patience} validations without a better {order.watched}"]
-        if order.patience
-        else []
-    )
+    if order.target:
+        told.append(f"ends at {order.target}")
+    if order.patience:
+        told.append(f"ends after {order.patience} validations without a better {order.watched}")
     return "; ".join(told)

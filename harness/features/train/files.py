@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from results.store import Study
@@ -19,9 +18,3 @@ def checkpoints_folder(study: Study, cell_id: str) -> Path:
 def weights_path(study: Study, cell_id: str) -> Path:
     """The complete model at the end of a training, which torch.load reads."""
     return study.kept_folder(cell_id) / "weights.pt"
-
-
-def remove_models(study: Study, cell_id: str) -> None:
-    """Remove the checkpoints and the weights of a cell, and keep its log."""
-    shutil.rmtree(checkpoints_folder(study, cell_id), ignore_errors=True)
-    weights_path(study, cell_id).unlink(missing_ok=True)

@@ -159,8 +159,7 @@ class TrainingLog:
 
     @cached_property
     def counted(self) -> tuple[Row, ...]:
-        """The rows that training consists of now. Rows of steps that a later launch did again are left
-        out."""
+        """The rows that training consists of now, without steps that a later launch did again."""
         kept: list[Row] = []
         for row in self.rows:
             if isinstance(row, Started):
@@ -219,7 +218,6 @@ class TrainingLog:
 
     @property
     def counted_s(self) -> float:
-        """Seconds of the steps that count."""
         return sum(row.seconds for row in self.steps)
 
     @property

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from results.errors import UsageError
-from results.plan import Order, read_values
+from results.plan import Order
 from workloads.shape import METRICS
 
 MetricName = str
@@ -44,8 +44,7 @@ class Target:
 
 
 def read_target(text: str) -> Target:
-    """A target such as `val_accuracy>=0.97`. Raises UsageError for any other form, and for a bound on the
-    wrong side."""
+    """A target such as `val_accuracy>=0.97`. Raises UsageError for any other form or a wrong sign."""
     match = _TARGET.fullmatch(text.strip())
     if match is None:
         raise UsageError(
@@ -123,11 +122,6 @@ class TrainOrder(msgspec.Struct, frozen=True, kw_only=True):
                 f"--elastic {least}:{most}: write MIN:MAX nodes with 1 <= MIN <= MAX, such as 1:2"
             )
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> TrainOrder:
-        """Read the values of a stored order."""
-        return read_values(values, cls)
-
     @property
     def stored(self) -> Order:
         """The order as plans and launches store it."""
@@ -135,7 +129,6 @@ class TrainOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def goal(self) -> Target | None:
-        """The target, read."""
         return None if self.target is None else read_target(self.target)
 
     @property

@@ -8,14 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from harness.features.train.files import log_path
-from harness.features.train.log import (
-    SavedCheckpoint,
-    Started,
-    Steps,
-    TrainingLog,
-    Validated,
-    rows_of,
-)
+from harness.features.train.log import SavedCheckpoint, Started, Steps, TrainingLog, Validated, rows_of
 from harness.launch.follow import LaunchState, LogTail
 from harness.launch.pace import Deadline, seconds_text
 from harness.terminal.console import ProgressLine, Standing

@@ -48,12 +48,7 @@ def training_section(study: StudyFigures) -> Section | None:
     runs = list(zip(names, trained, strict=True))
     if not runs:
         return None
-    return Section(
-        anchor="training",
-        title="Training",
-        blocks=tuple(_blocks(runs)),
-        definitions=_DEFINITIONS,
-    )
+    return Section(anchor="training", title="Training", blocks=tuple(_blocks(runs)), definitions=_DEFINITIONS)
 
 
 def _blocks(runs: Sequence[Named]) -> Iterator[Block]:
@@ -128,23 +123,18 @@ def _per_s(one: TrainedCell) -> Field:
 def _drawings(runs: Sequence[Named]) -> Iterator[Drawing]:
     kinds: tuple[tuple[str, str, str, Values], ...] = (
         ("training-loss", "Training loss", "loss", partial(_of_steps, name="loss")),
-        *(
-            (f"training-{name.replace('_', '-')}", title, name, partial(_metric, metric=name))
-            for name, title in (
-                ("val_loss", "Loss of held-out samples"),
-                ("val_accuracy", "Accuracy on held-out samples"),
-            )
+        ("training-val-loss", "Loss of held-out samples", "val_loss", partial(_metric, metric="val_loss")),
+        (
+            "training-val-accuracy",
+            "Accuracy on held-out samples",
+            "val_accuracy",
+            partial(_metric, metric="val_accuracy"),
         ),
         *(
             (f"training-{name}", f"{name} of held-out samples", name, partial(_metric, metric=name))
             for name in _own_metrics(runs)
         ),
-        (
-            "training-gradient-norm",
-            "Norm of the gradient",
-            "norm",
-            partial(_of_steps, name="gradient_norm"),
-        ),
+        ("training-gradient-norm", "Norm of the gradient", "norm", partial(_of_steps, name="gradient_norm")),
         ("training-throughput", "Throughput", "samples/s", _throughputs),
     )
     for name, title, unit, values in kinds:

@@ -22,10 +22,8 @@ from results.value_types import seconds_between
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """One interruption. Times are in seconds after the fault; None: not known."""
+    """One interruption. Times are in seconds after the last sign of life of the launch; None: not known."""
 
-    fault_at: str
-    """The given time of the fault, or else the last sign of life of the launch."""
     noticed_s: float | None
     """Time until the interrupted launch had been ended."""
     started_s: float | None
@@ -44,13 +42,10 @@ class Recovery:
     """Why the interrupted launch ended."""
 
 
-def recoveries(
-    log: TrainingLog, attempts: Mapping[str, Attempt], faults: Sequence[str] = ()
-) -> tuple[Recovery, ...]:
+def recoveries(log: TrainingLog, attempts: Mapping[str, Attempt]) -> tuple[Recovery, ...]:
     """The interruptions of a run, oldest first; a start after a run that ended by itself does not count.
 
-    `attempts` are by run, as from a study. `faults` are the times of faults, if they are known; for each
-    interruption the last one before its next start counts.
+    `attempts` are by run, as from a study.
     """
     found = []
     before: Started | None = None
@@ -61,17 +56,15 @@ def recoveries(
             continue
         last = log.rows[place - 1] if place else None
         if before is not None and last is not None and not isinstance(last, Ended):
-            own = [fault for fault in faults if before.at <= fault <= row.at]
             ended, next_one = attempts.get(before.run_id), attempts.get(row.run_id)
             if before.launch_id == row.launch_id:
                 # The launch itself went on, so its end says nothing about this interruption.
                 ended = next_one = None
             signs = [at for at in ended.heartbeats.values() if at <= ended.ended_at] if ended else []
-            fault = max(own or [last.at, *signs])
+            fault = max([last.at, *signs])
             first = next((one for one in log.rows[place + 1 :] if isinstance(one, Steps | Started)), None)
             found.append(
                 Recovery(
-                    fault_at=fault,
                     noticed_s=_since(fault, ended.ended_at if ended else None),
                     started_s=_since(fault, next_one.started_at if next_one else None),
                     ready_s=seconds_between(fault, row.at),
@@ -106,7 +99,6 @@ class TrainedCell:
 
     @property
     def over(self) -> bool:
-        """Whether its training is over."""
         return self.diverged or self.log.ended is not None
 
     @property
@@ -256,12 +248,11 @@ class Race:
     def ratio(self, way: Way) -> Spread | None:
         """Median time over the baseline's, with the smallest and the largest ratio of their runs; None if one
         of the medians is unknown, and for the baseline itself."""
-        base = self.ways[0]
-        if way is base or way.seconds.median is None or base.seconds.median is None:
+        own, its = way.seconds, self.ways[0].seconds
+        if way is self.ways[0] or own.median is None or its.median is None:
             return None
-        own, its = way.seconds, base.seconds
         return Spread(
-            median=way.seconds.median / base.seconds.median,
+            median=own.median / its.median,
             low=None if own.low is None or its.high is None else own.low / its.high,
             high=None if own.high is None or its.low is None else own.high / its.low,
             open=own.open or its.open,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from harness.features.tune.fitting import Curve, place_of, with_batches
+from harness.features.tune.fitting import place_of, with_batches
 from harness.launch.conduct import conduct_of
 from harness.plan.surroundings import Limit
 from harness.terminal.console import Console
@@ -24,62 +24,41 @@ Execute = Callable[[Study, Plan], int | None]
 
 
 def find_batches(
-    study: Study,
-    request: Request,
-    execute: Execute,
-    *,
-    limit: Limit,
-    order: Order | None,
-    console: Console,
+    study: Study, request: Request, execute: Execute, *, limit: Limit, order: Order | None, console: Console
 ) -> Request | int:
     """Give each series of a request the batch that earlier plans of the study or short runs have found.
 
-    Returns an exit code if the runs did not end; a later call continues from there.
+    The runs are of the cells that `Curve.search` names. They follow `order`; None: a few steps of them are
+    measured. Returns an exit code if the runs did not end; a later call continues from there.
     """
     request, curves = with_batches(request, earlier=study.plans(), limit=limit)
     probes = Study(study.root / BATCH_RUNS)
-    found = search_batches(probes, curves, execute, request=request, order=order, console=console)
-    if isinstance(found, int):
-        return found
-    known = {one.work: one for one in found}
-    every = tuple(known.get(one.work, one) for one in request.batches or ())
-    return msgspec.structs.replace(request, batches=every)
-
-
-def search_batches(
-    study: Study,
-    curves: Sequence[Curve],
-    execute: Execute,
-    *,
-    request: Request,
-    order: Order | None,
-    console: Console,
-) -> list[FittingBatch] | int:
-    """Return the batch of each curve, found by runs of the cells that `Curve.search` names, in `study`.
-
-    They follow `order`; None: a few steps of them are measured. Returns an exit code if the
-    runs did not end; a later call continues from there.
-    """
     before: list[Cell] = []
     while True:
-        seen = _seen(study)
+        seen = _seen(probes)
         found = [curve.search(seen) for curve in curves]
         wanted = list(dict.fromkeys(one for one in found if isinstance(one, Cell)))
         if not wanted:
-            return [one for one in found if isinstance(one, FittingBatch)]
+            return _with_found(request, [one for one in found if isinstance(one, FittingBatch)])
         # Runs that were to say something new, and were not made, are not asked for again.
         ended: int | None = 1
-        plan = _kept_plan(study, wanted, request, order)
+        plan = _kept_plan(probes, wanted, request, order)
         if wanted != before:
             tried = ", ".join(f"{cell.workload} {point(cell)}" for cell in wanted)
             console.note(f"batch size auto tries {tried}")
-            ended = execute(study, plan)
+            ended = execute(probes, plan)
         if ended is not None:
             console.note("batch sizes are not found yet; the same command continues from here")
             return ended
         for cell in wanted:
-            conduct_of(plan).forget(study, cell.id)
+            conduct_of(plan).forget(probes, cell.id)
         before = wanted
+
+
+def _with_found(request: Request, found: Sequence[FittingBatch]) -> Request:
+    known = {one.work: one for one in found}
+    every = tuple(known.get(one.work, one) for one in request.batches or ())
+    return msgspec.structs.replace(request, batches=every)
 
 
 def _seen(study: Study) -> dict[str, dict[int, int | str]]:
@@ -107,13 +86,16 @@ def _kept_plan(study: Study, cells: Sequence[Cell], request: Request, order: Ord
     for plan in study.plans():
         if list(plan.cells) == cells:
             return plan
+    return short_plan(study, cells, request, {}, order=order)
+
+
+def short_plan(
+    study: Study, cells: Sequence[Cell], like: Request, changes: Mapping[str, object], **facts: object
+) -> Plan:
+    """Add a plan of cells to a study of short runs, on nodes like another request's, with `changes`."""
     plan = rebuilt_plan(study.name, cells, ())
-    place = {name: getattr(request, name) for name in ("source_folder", "gpus_per_node", "node_size")}
-    plan = msgspec.structs.replace(
-        plan,
-        created_at=utc_now(),
-        request=msgspec.structs.replace(plan.request, **place),
-        order=order,
-    )
+    place = {name: getattr(like, name) for name in ("source_folder", "gpus_per_node", "node_size")}
+    request = msgspec.structs.replace(plan.request, **place, **changes)
+    plan = msgspec.structs.replace(plan, created_at=utc_now(), request=request, **facts)
     study.add_plan(plan)
     return plan

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from harness.features.tune.answer import answer_of
+from harness.features.tune.batches import short_plan
 from harness.features.tune.race import BLOCKS, FINALISTS, GROWTH, Rung, finalists, next_rung, standings
 from harness.features.tune.records import (
     TRIALS,
@@ -57,7 +58,7 @@ from results.parts import Unknown
 from results.plan import Plan, Request
 from results.rebuild import rebuilt_plan
 from results.run import RunResult
-from results.store import Study, utc_now
+from results.store import Study
 from results.value_types import seconds_between
 
 FINAL_SHARE = 0.4
@@ -163,7 +164,6 @@ class Tune(Matrix):
         return self._ranks * min(worst_s, self._most_s)
 
     def _run_s(self, candidate: Candidate, steps: StepPolicy, *, proves: bool = True) -> float:
-        """Estimate the seconds of a run."""
         cell, rate = msgspec.structs.replace(candidate.cell, steps=steps), candidate.setting.predicted_rate
         seconds = cell.global_batch / rate if rate else Unknown("it is not predicted")
         step = StepTime(basis="assumed", seconds=seconds)
@@ -223,7 +223,8 @@ class Tune(Matrix):
                 f"{self._root} holds a tune of another space, or of a workload that has changed since "
                 f"({kept.command}): give another --name"
             )
-        if lost := sorted(set() if kept is None else kept.named - ids):
+        named = () if kept is None else (*kept.final, *(trial.setting for trial in kept.trials))
+        if lost := sorted(set(named) - ids):
             raise SchemaError(
                 f"{self._root / TUNING_FILE} names the setting {lost[0]!r}, which the space lacks: it was "
                 f"damaged or edited; move it away, and the same command writes it again from the trials"
@@ -328,16 +329,9 @@ class Tune(Matrix):
         for plan in self._trials.plans()[-1:]:
             if list(plan.cells) == cells:
                 return plan
-        plan = rebuilt_plan(TRIALS, cells, ())
-        place = {
-            name: getattr(self._request, name) for name in ("source_folder", "gpus_per_node", "node_size")
-        }
         # Each rung has another order, so that a drift of the machine does not always favour one setting.
-        order = plan.request.seed + len(self._trials.plans())
-        request = msgspec.structs.replace(plan.request, repeats=rung.blocks, seed=order, **place)
-        plan = msgspec.structs.replace(plan, created_at=utc_now(), request=request, command=self._arguments)
-        self._trials.add_plan(plan)
-        return plan
+        changes = {"repeats": rung.blocks, "seed": cells[0].seed + len(self._trials.plans())}
+        return short_plan(self._trials, cells, self._request, changes, command=self._arguments)
 
     def _run_rung(self, plan: Plan, lock: int) -> None:
         if self._left_s() <= 0:

@@ -89,8 +89,7 @@ class Candidate:
 
     @cached_property
     def predicted(self) -> int:
-        """The largest micro-batch that fits by prediction, or the smallest one if even that exceeds it or if
-        its memory is unknown."""
+        """The largest micro-batch that fits by prediction; the smallest if none does or memory is unknown."""
         unit = self.units[0]
 
         def exceeds(pieces: int) -> bool:

@@ -59,8 +59,7 @@ class TunedTrial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Contribution(msgspec.Struct, frozen=True, kw_only=True):
-    """The ratio of the winner's rate to the rate of a setting that differs in one choice, by interleaved
-    trials."""
+    """The winner's rate over the rate of a setting that differs in one choice, by interleaved trials."""
 
     choice: str
     value: str
@@ -102,18 +101,12 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     """The ids of the settings that the final study measures."""
     answer: TuningAnswer | None = None
 
-    @property
-    def named(self) -> set[str]:
-        """The ids of the settings that its trials and its final name."""
-        return {*self.final, *(trial.setting for trial in self.trials)}
-
 
 # Version 1 is unreleased.
 TUNING = Schema("tuning", 1, Tuning, advice="delete it: the same bench tune command derives it from its runs")
 
 
 def read_record(root: Path) -> Tuning | None:
-    """The tune that the study in a folder is the final of; None without one. Raises SchemaError if it is
-    damaged."""
+    """The tune whose final is the study in a folder; None without one. Raises SchemaError if damaged."""
     path = root / TUNING_FILE
     return TUNING.read(path) if path.exists() else None

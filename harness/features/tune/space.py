@@ -22,7 +22,7 @@ from harness.plan.expand import base_cell, expand
 from harness.plan.points import micro_batch_of
 from harness.plan.predict import certain_bytes
 from harness.plan.study_file import BY_NAME, SEARCHED, StudyFile, by_heading, check_values, merge
-from harness.plan.surroundings import MIB, Devices, Hardware, Limit, Surroundings, devices_here
+from harness.plan.surroundings import MIB, Devices, Limit, Surroundings, devices_here
 from results.cell import Cell, StepPolicy
 from results.errors import UsageError
 from results.parts import Unknown
@@ -120,10 +120,7 @@ class Space:
 
 
 def make_space(
-    options: StudyFile,
-    file: StudyFile,
-    requested: Callable[[StudyFile], Sequence[Request]],
-    limit: Limit,
+    options: StudyFile, file: StudyFile, requested: Callable[[StudyFile], Sequence[Request]], limit: Limit
 ) -> Space:
     """Enumerate the space of a call. Flags win over the space file, and both over the declarations.
 
@@ -158,7 +155,7 @@ def make_space(
         each = ((need, told(choices[cell])) for cell, need in needs.items())
         raise UsageError(nothing_fits(each, memory, "needs at least"))
     predicted = {key: size for plan in plans for key, size in plan.predicted_bytes.items()}
-    hardware, usual = Hardware(cores=devices.cores, gpu_name=devices.gpu_name), choices[fitting[0]]
+    hardware, usual = Devices(cores=devices.cores, gpu_name=devices.gpu_name), choices[fitting[0]]
 
     def candidate(cell: Cell) -> Candidate:
         mine, need = choices[cell], predicted.get(cell.id)

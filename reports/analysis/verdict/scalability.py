@@ -8,15 +8,7 @@ from dataclasses import dataclass
 from reports.analysis.budget import RESIDUAL_ABOVE, BudgetPart, budget, lost, why_no_budget
 from reports.analysis.figures import differences_in_training, training_of
 from reports.analysis.knee import Growth, knee
-from reports.analysis.scaling import (
-    Curve,
-    Named,
-    is_measured,
-    name,
-    piece_of,
-    rate,
-    ties,
-)
+from reports.analysis.scaling import Curve, Named, is_measured, name, piece_of, rate, ties
 from reports.analysis.study import StudyFigures
 from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Device, Precision
 from results.plan import Scaling
@@ -87,7 +79,6 @@ class Dominant:
 
     @property
     def lost_share(self) -> float:
-        """The share of the step that is lost."""
         return self.lost_ns / self.step_ns
 
     @property

@@ -32,8 +32,6 @@ NOTHING = "No cell has a figure: the reasons are under Failures and skips."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadVerdict:
-    """The verdict on one workload."""
-
     workload: str
     scalings: tuple[Scalability, ...]
     slow_ranks: str | None
@@ -77,7 +75,6 @@ class StudyVerdict:
 
 
 def verdict(study: StudyFigures) -> StudyVerdict:
-    """The verdict of a study."""
     names = dict.fromkeys(one.cell.workload for one in study.cells.values())
     sizes = sizes_to_buy(study)
     return StudyVerdict(

@@ -13,7 +13,6 @@ from markupsafe import Markup
 from reports import fields
 from reports.analysis.budget import PARTS, BudgetPart, CellBudget, budget, why_no_budget
 from reports.analysis.communication import communication
-from reports.analysis.figures import CellFigures
 from reports.analysis.scaling import Curve, is_measured
 from reports.analysis.study import StudyFigures
 from reports.fields import Field
@@ -22,6 +21,7 @@ from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, 
 from reports.table import Column, figures, table, words
 from reports.text import count, duration, listed, percent
 from results.cell import REFERENCE_STRATEGY
+from results.grouping import grouped
 
 _SYNTHETIC = (
     "the data are synthetic and made before the first step, so the time of a loader of real data is not in "
@@ -88,10 +88,7 @@ def _remarks(study: StudyFigures) -> Iterator[str]:
     if encoding:
         named = listed(encoding, most=_NAMED, last="; ")
         yield f"Compute contains encoding and decoding (CPU time): {named}."
-    reasons: dict[str, list[CellFigures]] = {}
-    for cell in cells:
-        if (reason := why_no_budget(cell)) is not None:
-            reasons.setdefault(reason, []).append(cell)
+    reasons = grouped((why, cell) for cell in cells if (why := why_no_budget(cell)) is not None)
     for reason, those in reasons.items():
         named = listed([cell_label(study, one.cell) for one in those], most=_NAMED)
         yield f"No budget of {named}: {reason}."

@@ -25,11 +25,10 @@ from reports.page.looks import ROW, cell_label, looks, works
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Section
 from reports.text import count, devices, duration, listed, metric, percent
 from results.cell import REFERENCE_STRATEGY
+from results.grouping import grouped
 from results.notation import NO_LINK
 from results.statistics import Metric
 
-ByCell = Mapping[str, CellCommunication]
-"""Communication by the id of its cell."""
 _DISTURBS_ABOVE = 0.10
 """Share by which the recorder may slow a step without a remark."""
 
@@ -77,11 +76,8 @@ def exchange_sentences(study: StudyFigures) -> Iterator[str]:
     for part in exchange_parts(study):
         network = "" if part.link == NO_LINK else f", {part.link} links"
         yield f"{part.workload}{network}: {part.finding}"
-        points: dict[str, list[str]] = {}
-        for row in part.rows:
-            if row.reason is not None:
-                points.setdefault(row.reason, []).append(f"{row.name} on {row.cell.gpus:,}")
-        for reason, those in points.items():
+        unjudged = ((row.reason, f"{row.name} on {row.cell.gpus:,}") for row in part.rows if row.reason)
+        for reason, those in grouped(unjudged).items():
             yield f"Not judged: {listed(list(dict.fromkeys(those)))}: {reason}."
 
 
@@ -116,7 +112,9 @@ def _recorder_share(one: CellCommunication) -> float:
     return 0.0 if recorded is None else recorded / one.figures.step_ns.value - 1
 
 
-def _exposed_chart(name: str, curves: Sequence[Curve], cells: ByCell, study: StudyFigures) -> Drawing | None:
+def _exposed_chart(
+    name: str, curves: Sequence[Curve], cells: Mapping[str, CellCommunication], study: StudyFigures
+) -> Drawing | None:
     """Exposed transfer as a share of the step; None where fewer than two sizes have one."""
     lines = []
     for curve in curves:

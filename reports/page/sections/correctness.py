@@ -27,8 +27,7 @@ _SYNTHETIC = Paragraph(
     "plain",
 )
 _SOME_SYNTHETIC = Paragraph(
-    "Loss curves are drawn only for real data: a model cannot learn from synthetic samples.",
-    "plain",
+    "Loss curves are drawn only for real data: a model cannot learn from synthetic samples.", "plain"
 )
 _NO_LOSSES = Paragraph("The data is real, but no counted run kept a loss for each step.", "plain")
 _NO_ACCURACY = Paragraph(

@@ -16,6 +16,7 @@ from reports.text import NOTHING, count, listed, moment, size
 from results.cell import Cell
 from results.environment import Environment
 from results.features import MEASURED
+from results.grouping import grouped
 from results.run import RunResult
 from results.version import VERSION
 
@@ -81,10 +82,8 @@ def _remarks(study: StudyFigures) -> Iterator[str]:
     for warning, cells in _warnings(study).items():
         named = listed([cell_label(study, cell) for cell in cells.values()], most=_NAMED, last="; ")
         yield f"{warning}: {named}."
-    reasons: dict[str, list[str]] = {}
-    for left in (one for one in study.left_out if not one.excluded):
-        reasons.setdefault(left.reason, []).append(left.run.run_id)
-    for reason, runs in reasons.items():
+    left_out = ((left.reason, left.run.run_id) for left in study.left_out if not left.excluded)
+    for reason, runs in grouped(left_out).items():
         named = listed(runs, most=_NAMED)
         why = (
             "where two others are left"
@@ -135,11 +134,11 @@ def environment_table(study: StudyFigures) -> TextTable:
 
 def _environments(study: StudyFigures) -> list[list[RunResult]]:
     """The counted runs, or the runs that trained, grouped by machine and software over all placements."""
-    groups: dict[str, list[RunResult]] = {}
     others = () if study.kind == MEASURED else study.pools.values()
-    for run in study.runs or [run for pool in others for run in (*pool.runs, *pool.lost)]:
-        if run.environment is not None:
-            groups.setdefault(repr(sorted(machine_facts(run.environment).items())), []).append(run)
+    runs = study.runs or [run for pool in others for run in (*pool.runs, *pool.lost)]
+    groups = grouped(
+        (repr(sorted(machine_facts(run.environment).items())), run) for run in runs if run.environment
+    )
     return list(groups.values())
 
 

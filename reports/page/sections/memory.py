@@ -16,6 +16,7 @@ from reports.page.section import Block, Definition, Paragraph, Section, Table
 from reports.table import Column, TextTable, figures, table, words
 from reports.text import count, listed, percent, size
 from results.cell import label
+from results.grouping import grouped
 
 _FULL_ABOVE = 0.9
 """Share above which a larger batch or model hardly fits, because allocators lose memory to fragments."""
@@ -89,11 +90,8 @@ def memory_section(study: StudyFigures) -> Section | None:
 
 def _table(study: StudyFigures, memories: Sequence[CellMemory]) -> TextTable:
     """One row for each workload and way to train, with its fullest cell."""
-    kinds: dict[str, list[CellMemory]] = {}
     several = len({one.cell.workload for one in memories}) > 1
-    for one in memories:
-        name = f"{one.cell.workload}, {label(one.cell)}" if several else label(one.cell)
-        kinds.setdefault(name, []).append(one)
+    kinds = grouped((f"{one.cell.workload}, " * several + label(one.cell), one) for one in memories)
 
     def smallest(row: _Kind) -> Field:
         return fields.size(

@@ -17,6 +17,7 @@ from reports.page.section import Block, Paragraph, Section, Table
 from reports.table import Column, figures, table, words
 from reports.text import count, listed, moment
 from results.cell import label
+from results.grouping import grouped
 from results.plan import Plan
 from results.store import utc_now
 
@@ -87,10 +88,8 @@ def _without_figure(study: StudyFigures) -> Iterator[_Group]:
 
 def _skipped(study: StudyFigures) -> Iterator[_Group]:
     """A row for each reason, over all workloads: `gpt-nano: single on 2, 4; weak 8`."""
-    groups: dict[str, list[SkippedPoints]] = {}
-    for one in skipped_points(study.skipped, global_batches(study.plans)):
-        groups.setdefault(one.reason, []).append(one)
-    for reason, those in groups.items():
+    every = skipped_points(study.skipped, global_batches(study.plans))
+    for reason, those in grouped((one.reason, one) for one in every).items():
         names = []
         for one in those:
             sizes = listed([f"{gpus:,}" for gpus in one.gpus], most=9, last=", ")

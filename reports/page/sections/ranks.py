@@ -21,6 +21,7 @@ from reports.page.looks import cell_label
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Paragraph, Section, safe
 from reports.table import Column, figures, table, words
 from reports.text import NOTHING, count, listed, percent
+from results.grouping import grouped
 
 _DRAWN = 4
 """The number of cells with slow ranks that are drawn, the largest first."""
@@ -44,9 +45,7 @@ def _blocks(study: StudyFigures, cells: Sequence[Found]) -> Iterator[Block]:
         yield Paragraph(f"No rank is persistently slow in any of {count(len(cells), 'cell')}.")
         return
     # For each set of slow hosts (or ranks of a size): the finding of one cell, and the others like it.
-    groups: dict[tuple[object, ...], list[Found]] = {}
-    for one, found in slow:
-        groups.setdefault(found.slow_places, []).append((one, found))
+    groups = grouped((pair[1].slow_places, pair) for pair in slow)
     sentences = []
     for (one, found), *rest in groups.values():
         nodes = f" ({found.node_names} as a whole)" if found.slow_nodes and not found.hosts else ""

@@ -201,6 +201,8 @@ def made(name: str, clone: Path, folder: Path) -> Call:
         raise RuntimeError(f"{name}: {errors[-2000:]}")
     pairs = read_pairs(out)
     [sample] = paired_samples(out, pairs, SPOILED_ABOVE).values()
+    blocks = [block for pair in pairs for cell in pair.cells for block in cell.blocks]
+    shares = [block.foreign for block in blocks if block.foreign is not None]
     return {
         "at": utc_now(),
         "kind": name,
@@ -210,7 +212,7 @@ def made(name: str, clone: Path, folder: Path) -> Call:
         "exit_code": call.returncode,
         "verdicts": {each["metric"]: each["verdict"] for each in json.loads(found.read_text())["findings"]},
         "logs": [round(log, DIGITS) for log in sample.logs],
-        "others": round(sample.foreign or 0.0, 3),
+        "others": round(mean(shares) if shares else 0.0, 3),
         "pairs": [recorded(pair) for pair in pairs],
     }
 

@@ -70,7 +70,7 @@ def checked(words: list[str | Path], given: str | None = None) -> None:
 @pytest.mark.parametrize(
     ("schema", "name"), [("github-workflows", "github.yml"), ("gitlab-ci", "gitlab-ci.yml")]
 )
-def test_workflows_have_the_published_schema(schema: str, name: str) -> None:
+def test_workflows_have_the_published_schema(schema, name) -> None:
     checked([BIN / "check-jsonschema", "--builtin-schema", f"vendor.{schema}", CI / name])
 
 
@@ -97,7 +97,7 @@ def test_both_systems_run_the_same_commands_on_a_study_that_can_be_read() -> Non
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path, monkeypatch) -> Path:
     """A user's checkout on a runner: `accepted` is a model of one layer, HEAD of two."""
     checkout = tmp_path / "project"
     folder = checkout / "bench"
@@ -138,7 +138,7 @@ def shell(text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-eo", "pipefail", "-c", text], capture_output=True, text=True)
 
 
-def test_a_night_that_meets_another_one_ends_with_4_and_keeps_nothing(project: Path) -> None:
+def test_a_night_that_meets_another_one_ends_with_4_and_keeps_nothing(project) -> None:
     with night("nightly", Path("runs")):
         done = shell("bench/night.sh bench/nightly.yaml main")
     assert done.returncode == 4, done.stderr
@@ -146,7 +146,7 @@ def test_a_night_that_meets_another_one_ends_with_4_and_keeps_nothing(project: P
     assert not Path("history").exists()
 
 
-def test_a_gate_refuses_the_folder_of_an_earlier_one(project: Path) -> None:
+def test_a_gate_refuses_the_folder_of_an_earlier_one(project) -> None:
     Path("gate").mkdir()
     done = shell("bench/gate.sh bench/nightly.yaml main")
     assert done.returncode == 2
@@ -155,7 +155,7 @@ def test_a_gate_refuses_the_folder_of_an_earlier_one(project: Path) -> None:
 
 @pytest.mark.parametrize("accepted", [False, True], ids=["none", "a commit"])
 def test_a_gate_compares_with_the_accepted_commit_where_one_is_named(
-    project: Path, monkeypatch: pytest.MonkeyPatch, *, accepted: bool
+    project, monkeypatch, *, accepted
 ) -> None:
     """Not with the branch that the change is for: a drift of 1 % a change stays below the margin there."""
     program = project / "bin" / "bench"
@@ -176,7 +176,7 @@ def test_a_gate_compares_with_the_accepted_commit_where_one_is_named(
 
 
 @pytest.fixture
-def canary(tmp_path: Path) -> Callable[[str, str], subprocess.CompletedProcess[str]]:
+def canary(tmp_path) -> Callable[[str, str], subprocess.CompletedProcess[str]]:
     """`canary(text, script)` runs .ci/canary in a clone with this accepted.yaml; its bench is `script`."""
     origin, clone = tmp_path / "origin", tmp_path / "clone"
     git("init", "--quiet", str(origin))
@@ -211,7 +211,7 @@ touch "$2/0001/pair.json"
 """
 
 
-def test_a_gate_on_a_busy_runner_is_green_and_says_so(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gate_on_a_busy_runner_is_green_and_says_so(project, monkeypatch) -> None:
     program = project / "bin" / "bench"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\n{NOTHING_COMPARED.partition('while')[0]}exit 3\n")
@@ -234,12 +234,7 @@ def test_a_gate_on_a_busy_runner_is_green_and_says_so(project: Path, monkeypatch
     ids=["green", "red", "no verdict", "incomparable", "nothing compared", "another fact"],
 )
 def test_the_canary_ends_with_what_the_comparison_says_and_leaves_the_clone_its_history(
-    canary: Callable[[str, str], subprocess.CompletedProcess[str]],
-    tmp_path: Path,
-    quote: str,
-    script: str,
-    ends: int,
-    told: str,
+    canary, tmp_path, quote, script, ends, told
 ) -> None:
     done = canary(f"# The commit.\ncommit: {quote}{'0123456789abcdef' * 2}01234567{quote}\n", script)
     assert (done.returncode, done.stderr) == (ends, "")
@@ -252,7 +247,7 @@ def test_the_canary_ends_with_what_the_comparison_says_and_leaves_the_clone_its_
 
 
 @pytest.mark.slow
-def test_the_gate_of_a_pull_request_is_red_where_a_counter_changed(project: Path) -> None:
+def test_the_gate_of_a_pull_request_is_red_where_a_counter_changed(project) -> None:
     measure, show, _ = github_steps("gate")
     done = shell(measure["run"])
     assert done.returncode == 1, done.stdout + done.stderr
@@ -267,9 +262,7 @@ def test_the_gate_of_a_pull_request_is_red_where_a_counter_changed(project: Path
 
 
 @pytest.mark.slow
-def test_a_night_of_failures_alone_is_red_and_tells_so(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_night_of_failures_alone_is_red_and_tells_so(project, monkeypatch) -> None:
     """Its study's name is not the plain one, and the verdicts of the night before are there."""
     study = project / "bench/my_night.yml"
     study.write_text(STUDY)
@@ -287,7 +280,7 @@ def test_a_night_of_failures_alone_is_red_and_tells_so(
 
 
 @pytest.mark.slow
-def test_a_night_is_kept_and_tells_what_changed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_night_is_kept_and_tells_what_changed(project, monkeypatch) -> None:
     git("checkout", "--quiet", "origin/accepted")
     made = shell(
         "bench matrix bench/nightly.yaml --out runs/accepted && bench baseline save main runs/accepted"
@@ -308,7 +301,7 @@ def test_a_night_is_kept_and_tells_what_changed(project: Path, monkeypatch: pyte
     assert 'href="studies/' in Path("public/index.html").read_text()
 
 
-def test_a_history_of_two_runners_is_one_and_a_folder_on_no_branch_is_left(project: Path) -> None:
+def test_a_history_of_two_runners_is_one_and_a_folder_on_no_branch_is_left(project) -> None:
     git("worktree", "add", "--quiet", "../second", "HEAD")
     for runner in (project, project.parent / "second"):
         script = (

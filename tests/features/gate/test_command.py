@@ -469,20 +469,20 @@ def test_a_night_that_lies_elsewhere_than_it_belongs_is_named_and_left_out(
     assert "no series has that in its name; there are gpt-nano, ddp, 2 x 8" in capsys.readouterr().err
 
 
+def night(number: int, factor: float, python: str = "3.11") -> None:
+    found = {
+        "machine_info": {"cpu": {"brand_raw": "Example"}, "python_version": python},
+        "commit_info": {"id": f"c{number:02d}", "dirty": False},
+        "benchmarks": [{"fullname": "sum", "stats": {"median": factor * (1 + 0.001 * (number % 3))}}],
+        "datetime": f"2026-01-{number + 1:02d}T03:00:00+00:00",
+    }
+    Path("night.json").write_text(json.dumps(found))
+
+
 def test_a_history_names_the_night_the_commits_and_what_changed(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    for night in range(20):
-        slower = 1.2 if night >= 12 else 1.0
-        found = {
-            "machine_info": {
-                "cpu": {"brand_raw": "Example"},
-                "python_version": "3.12" if night >= 12 else "3.11",
-            },
-            "commit_info": {"id": f"c{night:02d}", "dirty": False},
-            "benchmarks": [{"fullname": "sum", "stats": {"median": slower * (1 + 0.001 * (night % 3))}}],
-            "datetime": f"2026-01-{night + 1:02d}T03:00:00+00:00",
-        }
-        Path("night.json").write_text(json.dumps(found))
+    for number in range(20):
+        night(number, *((1.2, "3.12") if number >= 12 else (1.0, "3.11")))
         assert run(["history", "add", "night.json"]) == 0
     assert run(["history", "add", "night.json"]) == 2
     assert "this night was added before" in capsys.readouterr().err
@@ -496,15 +496,6 @@ def test_a_history_names_the_night_the_commits_and_what_changed(tmp_path, monkey
     assert "commits c11 to c12 with odds of over 99 %, python 3.11 to 3.12" in sentence
     assert run(["history", "show", "--metric", "step"]) == 2
     assert run(["history", "show", "--folder", "none"]) == 2
-
-
-def night(number: int, factor: float) -> None:
-    found = {
-        "commit_info": {"id": f"c{number:02d}", "dirty": False},
-        "benchmarks": [{"fullname": "sum", "stats": {"median": factor * (1 + 0.001 * (number % 3))}}],
-        "datetime": f"2026-01-{number + 1:02d}T03:00:00+00:00",
-    }
-    Path("night.json").write_text(json.dumps(found))
 
 
 def test_the_night_that_shows_a_change_for_the_worse_sets_a_command_off(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from html import unescape
-from pathlib import Path
 
 import msgspec
 from feature_figures import figures_of_features
@@ -35,7 +34,7 @@ def test_nights_of_the_studys_cells_are_drawn_with_their_change(small) -> None:
     assert history_section(replace(study, added={"nights": {"here": others}})) is None
 
 
-def test_the_nights_are_a_page_of_a_site(tmp_path: Path, small) -> None:
+def test_the_nights_are_a_page_of_a_site(tmp_path, small) -> None:
     history = tmp_path / "nights"
     for night in FIGURES.twenty_nights(small.study.cell(small.study.cell_ids()[0]), "ddp on 2"):
         add_night(night, history)

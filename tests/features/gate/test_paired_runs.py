@@ -34,7 +34,6 @@ from harness.features.gate.effect import (
 from harness.features.gate.paired.comparison import (
     SIDES,
     PairedComparison,
-    PairedRequest,
     SideRequest,
     decide,
     read_pairs,
@@ -47,7 +46,7 @@ from harness.features.gate.paired.pair import (
     share_of_others,
     study_of,
 )
-from harness.features.gate.paired.seat import LostError, Seat, Told
+from harness.features.gate.paired.seat import LostError, Seat
 from harness.features.gate.paired.sources import Repository, Source
 from harness.features.gate.records.paired import PAIR, PAIRED_CALL, Pair, PairedBlock, PairedCell, Side
 from harness.machine.processes import temporary_folder
@@ -58,7 +57,6 @@ from results.errors import MachineError, UsageError
 from results.outcome import Evidence, Outcome
 from results.run import RunResult
 
-Bench = Callable[..., subprocess.CompletedProcess[str]]
 MODEL = """
 import torch
 from torch import nn
@@ -95,7 +93,7 @@ def commit(folder: Path, files: dict[str, str]) -> str:
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def repository(tmp_path) -> Path:
     """A user's repository in which `main~1` is a model of one layer, and `main` of two."""
     folder = tmp_path / "user"
     folder.mkdir()
@@ -110,7 +108,7 @@ def everything(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def temporary(monkeypatch) -> Iterator[Path]:
     """The folder in which this test's comparisons make theirs; with a short name, as sockets lie in them."""
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
@@ -124,7 +122,7 @@ def until(condition: Callable[[], bool], what: str, patience_s: float = 60) -> N
         time.sleep(0.02)
 
 
-def test_the_help_says_how_many_pairs_a_look_has(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_says_how_many_pairs_a_look_has(capsys) -> None:
     assert run(["compare", "--help"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert f"{PAIRS_A_LOOK} pairs each; {LOOKS} if" in told
@@ -132,12 +130,7 @@ def test_the_help_says_how_many_pairs_a_look_has(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.slow
 def test_real_pairs_name_the_counter_that_a_commit_changed(
-    bench: Bench,
-    repository: Path,
-    temporary: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    bench, repository, temporary, tmp_path, monkeypatch, capsys
 ) -> None:
     before = everything(repository)
     folder = tmp_path / "ab"
@@ -177,9 +170,7 @@ def test_real_pairs_name_the_counter_that_a_commit_changed(
 
 
 @pytest.mark.slow
-def test_whole_launches_alternate_where_they_are_asked_to(
-    bench: Bench, repository: Path, tmp_path: Path
-) -> None:
+def test_whole_launches_alternate_where_they_are_asked_to(bench, repository, tmp_path) -> None:
     done = bench(
         *("compare", "--ab", "main~1", "main", "--alternate", "launches", "--out", str(tmp_path / "ab")),
         *("--", *CELL, *QUICK, "--budget", "1s"),
@@ -192,7 +183,6 @@ def test_whole_launches_alternate_where_they_are_asked_to(
     [base, new] = [
         runs_of(pair, study_of(tmp_path / "ab", pair, side).results())[0] for side in ("base", "new")
     ]
-    assert base.step_ns is not None
     assert pair.cells[0].blocks[0].ns == round(base.step_ns.value)
     # Of the two cores of its two ranks.
     assert base.foreign_cpu_cores is not None
@@ -230,7 +220,7 @@ THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, daem
 @pytest.mark.slow
 @pytest.mark.parametrize("forks", [True, False], ids=["forked", "a thread of user code forbids it"])
 def test_pairs_are_forked_from_warm_ranks_that_have_one_thread(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, forks: bool
+    repository, tmp_path, monkeypatch, *, forks
 ) -> None:
     if not forks:
         commit(repository, {"model.py": THREAD + MODEL.format(layers=TWO)})
@@ -306,7 +296,7 @@ def run_pairs(repository: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *
 
 @pytest.mark.slow
 def test_a_cell_that_a_change_adds_runs_alone_and_the_others_are_held_against_their_own(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repository, tmp_path, monkeypatch
 ) -> None:
     for strategies in ("[ddp, zero1]", "[ddp, fsdp, zero1]"):
         commit(repository, {"study.yaml": STUDY.format(strategies=strategies)})
@@ -336,7 +326,7 @@ def loss(outputs, targets):
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_side_that_leaves_out_what_cannot_fit_either_comes_to_no_other_order(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repository, tmp_path, monkeypatch
 ) -> None:
     """NEW has no memory for four samples, and then does not try more; BASE runs all of its cells."""
     limited = MODEL.format(layers=TWO).replace("\ndef build", f"{NO_MEMORY}\ndef build")
@@ -376,7 +366,7 @@ def loss(outputs, targets):
 
 @pytest.mark.slow
 def test_a_pair_that_never_ends_names_the_silent_side_its_part_and_its_last_lines(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repository, tmp_path, monkeypatch
 ) -> None:
     """The alarm rings when the side hangs: no time is long enough on a busy machine."""
     folder = tmp_path / "ab"
@@ -390,7 +380,8 @@ def test_a_pair_that_never_ends_names_the_silent_side_its_part_and_its_last_line
         side: SideRequest(revision=name, options=(*CELL, *QUICK))
         for side, name in zip(SIDES, ("main~1", "main"), strict=True)
     }
-    request = PairedRequest(**sides, max_time_s=300, out=folder)
+    rules, console = Rules(margins={}), Console()
+    comparison = PairedComparison(**sides, rules=rules, console=console, max_time_s=300, out=folder)
 
     def ring() -> None:
         until((folder / "hangs").exists, "NEW does not hang", 120)
@@ -398,7 +389,7 @@ def test_a_pair_that_never_ends_names_the_silent_side_its_part_and_its_last_line
 
     threading.Thread(target=ring, daemon=True).start()
     with pytest.raises(MachineError) as raised:
-        PairedComparison(request, Rules(margins={}), Console()).run()
+        comparison.run()
     told = str(raised.value)
     # Where one rank alone hangs, the others may be in another part.
     assert f"the pair waited for NEW (main, {head[:12]}): " in told
@@ -431,9 +422,7 @@ def test_a_pair_that_never_ends_names_the_silent_side_its_part_and_its_last_line
         "revisions to decide again",
     ],
 )
-def test_wrong_calls_are_one_line_and_exit_with_2(
-    bench_in: Callable[..., Any], repository: Path, words: tuple[str, ...], told: str
-) -> None:
+def test_wrong_calls_are_one_line_and_exit_with_2(bench_in, repository, words, told) -> None:
     if told.startswith("--ab takes"):
         words = ("main",)
     done = bench_in(repository)("compare", "--ab", *words)
@@ -443,9 +432,7 @@ def test_wrong_calls_are_one_line_and_exit_with_2(
     assert not (repository / "runs").exists()
 
 
-def test_no_repository_a_shallow_one_and_a_dirty_tree_are_refused_with_the_fix(
-    repository: Path, tmp_path: Path
-) -> None:
+def test_no_repository_a_shallow_one_and_a_dirty_tree_are_refused_with_the_fix(repository, tmp_path) -> None:
     with pytest.raises(UsageError, match="is in no git repository"):
         Repository(tmp_path)
     shallow = tmp_path / "shallow"
@@ -460,7 +447,7 @@ def test_no_repository_a_shallow_one_and_a_dirty_tree_are_refused_with_the_fix(
     user.require_committed({"main~1": user.commit("main~1")})
 
 
-def test_the_working_tree_is_known_by_its_files(repository: Path) -> None:
+def test_the_working_tree_is_known_by_its_files(repository) -> None:
     user = Repository(repository)
     first = user.files_hash()
     before = everything(repository)
@@ -487,7 +474,7 @@ def test_the_working_tree_is_known_by_its_files(repository: Path) -> None:
 
 
 def test_a_revision_of_a_shallow_clone_is_checked_out_in_a_folder_below_the_users(
-    repository: Path, tmp_path: Path
+    repository, tmp_path
 ) -> None:
     commit(repository, {"deep/er/model.py": "print(1)\n"})
     shallow = tmp_path / "shallow"
@@ -512,9 +499,7 @@ def test_a_revision_of_a_shallow_clone_is_checked_out_in_a_folder_below_the_user
     ],
     ids=["before the protocol", "another protocol", "does not import"],
 )
-def test_revisions_of_bench_that_take_no_turns(
-    bench_in: Callable[..., Any], repository: Path, turns: str | None, code: int, told: str
-) -> None:
+def test_revisions_of_bench_that_take_no_turns(bench_in, repository, turns, code, told) -> None:
     commit(repository, OLDER if turns is None else {**OLDER, "harness/worker/turns.py": turns})
     done = bench_in(repository)("compare", "--ab", "main", "main~1", "--", *CELL)
     assert done.code == code, done.stderr
@@ -522,9 +507,7 @@ def test_revisions_of_bench_that_take_no_turns(
     assert not (repository / "runs").exists()
 
 
-def test_what_git_tracks_on_the_import_path_is_that_of_each_side(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_git_tracks_on_the_import_path_is_that_of_each_side(repository, tmp_path, monkeypatch) -> None:
     commit(repository, {"src/code.py": "VALUE = 2\n"})
     (repository / "untracked").mkdir()
     monkeypatch.chdir(repository)
@@ -539,9 +522,7 @@ def test_what_git_tracks_on_the_import_path_is_that_of_each_side(
     assert as_it_is.environment()["PYTHONPATH"].split(os.pathsep) == given
 
 
-def test_the_accepted_commit_is_that_of_its_file_or_the_last_tag(
-    bench_in: Callable[..., Any], repository: Path
-) -> None:
+def test_the_accepted_commit_is_that_of_its_file_or_the_last_tag(bench_in, repository) -> None:
     bench = bench_in(repository)
     (repository / "accepted.yaml").write_text(f"commit: '{'0' * 40}'\n")
     lost = bench("compare", "--ab", "accepted.yaml", ".", "--", *CELL)
@@ -577,11 +558,7 @@ def test_the_accepted_commit_is_that_of_its_file_or_the_last_tag(
     ids=["no such key", "no such metric", "no reason", "a margin of no metric", "no percentage", "no commit"],
 )
 def test_a_file_of_the_accepted_commit_that_would_accept_nothing_is_refused(
-    text: str,
-    told: str,
-    repository: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    text, told, repository, monkeypatch, capsys
 ) -> None:
     monkeypatch.chdir(repository)
     Path("accepted.yaml").write_text(f"{text}\n")
@@ -595,7 +572,7 @@ def accepting(folder: Path, *metrics: str) -> PairedComparison:
     file.write_text("commit: main\n")
     side = SideRequest(revision=str(file))
     rules = Rules(margins={}, accepted=dict.fromkeys(metrics, "meant"))
-    return PairedComparison(PairedRequest(base=side, new=side, out=folder), rules, Console())
+    return PairedComparison(base=side, new=side, rules=rules, console=Console(), out=folder)
 
 
 @pytest.mark.parametrize(
@@ -610,9 +587,7 @@ def accepting(folder: Path, *metrics: str) -> PairedComparison:
         ([], False),
     ],
 )
-def test_an_accepted_change_that_is_there_no_more_is_told(
-    verdicts: list[Verdict], stale: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_accepted_change_that_is_there_no_more_is_told(verdicts, stale, tmp_path, capsys) -> None:
     """Its line would hide the next change. `verdicts` are of the cells."""
     findings = [
         Finding(subject=str(number), key=str(number), metric="buckets", verdict=verdict, reason="")
@@ -639,9 +614,7 @@ def test_an_accepted_change_that_is_there_no_more_is_told(
         ([Verdict.INCOMPARABLE], False),
     ],
 )
-def test_an_accepted_missing_cell_that_is_back_is_told(
-    verdicts: list[Verdict], stale: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_accepted_missing_cell_that_is_back_is_told(verdicts, stale, tmp_path, capsys) -> None:
     """`verdicts` are of complete cells, next to one that is unchanged."""
     unchanged = Finding(subject="a", key="a", metric="buckets", verdict=Verdict.UNCHANGED, reason="")
     whole = [Finding(subject="b", key="b", metric=None, verdict=verdict, reason="") for verdict in verdicts]
@@ -650,7 +623,7 @@ def test_an_accepted_missing_cell_that_is_back_is_told(
     assert ("accepts a change of missing" in capsys.readouterr().err) == stale
 
 
-def test_the_records_of_a_comparison_have_the_changes_that_its_last_call_accepts(tmp_path: Path) -> None:
+def test_the_records_of_a_comparison_have_the_changes_that_its_last_call_accepts(tmp_path) -> None:
     folder = tmp_path / "ab"
     base, new = (
         Source(name=name, revision=name, commit=None, folder=tmp_path, tree=tmp_path, python="python")
@@ -667,7 +640,7 @@ def test_the_records_of_a_comparison_have_the_changes_that_its_last_call_accepts
 
 
 def test_a_look_is_taken_when_every_cell_has_its_pairs_and_not_again_while_one_catches_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path, monkeypatch
 ) -> None:
     """A further look at more pairs of the other cells would have no share of the error rate."""
     spoiled_pairs = {"a": (), "b": (7,)}
@@ -690,7 +663,7 @@ def test_a_look_is_taken_when_every_cell_has_its_pairs_and_not_again_while_one_c
     assert looks == [6, 13]
 
 
-def test_pairs_that_have_no_run_of_a_cell_end_the_comparison_after_the_fifth(tmp_path: Path) -> None:
+def test_pairs_that_have_no_run_of_a_cell_end_the_comparison_after_the_fifth(tmp_path) -> None:
     """BASE ran in the first pair, and then never reached the cell."""
     at = "2026-01-02T03:04:05.000Z"
     sides: list[Side] = ["base", "new", "new", "base"]
@@ -714,7 +687,7 @@ def test_pairs_that_have_no_run_of_a_cell_end_the_comparison_after_the_fifth(tmp
     assert [comparison._is_over(found, pairs[:number]) for number in (2, 5, 6)] == [False, False, True]
 
 
-def test_a_folder_whose_name_is_too_long_for_a_socket_is_refused_with_the_fix(tmp_path: Path) -> None:
+def test_a_folder_whose_name_is_too_long_for_a_socket_is_refused_with_the_fix(tmp_path) -> None:
     with pytest.raises(UsageError, match="set TMPDIR to a local folder with a short name"):
         Seat(tmp_path / ("x" * 110))
 
@@ -731,7 +704,6 @@ with temporary_folder("bench-ab-") as (folder, held):
 
 def test_the_work_trees_of_a_killed_driver_are_removed() -> None:
     driver = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True)
-    assert driver.stdout is not None
     folder = Path(driver.stdout.readline().strip())
     assert (folder / "file").exists()
     driver.send_signal(signal.SIGKILL)
@@ -775,19 +747,16 @@ class Speaker:
 
 
 @pytest.fixture
-def seat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Seat]:
+def seat(tmp_path, monkeypatch) -> Iterator[Seat]:
     monkeypatch.setattr("harness.worker.turns.BEAT_S", 0.05)
     seat = Seat(tmp_path / "seat")
     yield seat
     seat.close()
 
 
-def test_ranks_that_wait_give_signs_of_life_and_time_the_blocks_that_they_are_given(
-    seat: Seat, tmp_path: Path
-) -> None:
+def test_ranks_that_wait_give_signs_of_life_and_time_the_blocks_that_they_are_given(seat, tmp_path) -> None:
     ranks = [Speaker(tmp_path / "seat", rank, "first") for rank in (0, 1)]
     first = seat.next_run(lambda: None)
-    assert first is not None
     assert (first["run"], first["rank"]) == ("first", 0)
     until(lambda: all(rank.beats for rank in ranks), "the logs of ranks that wait do not grow", 10)
     assert [told["at"] for told in seat.go(only_timed=True)] == ["measure", "measure"]
@@ -803,13 +772,11 @@ def test_ranks_that_wait_give_signs_of_life_and_time_the_blocks_that_they_are_gi
     ("base", "new", "both"),
     [({"only_timed": True}, {"only_timed": True}, True), ({}, {"only_timed": True}, False)],
 )
-def test_later_pairs_are_timed_alone_where_the_revisions_of_both_sides_know_that(
-    base: Told, new: Told, both: bool
-) -> None:
+def test_later_pairs_are_timed_alone_where_the_revisions_of_both_sides_know_that(base, new, both) -> None:
     assert both_can_be_only_timed({"base": base, "new": new}) is both
 
 
-def test_a_rank_that_ends_loses_its_run_and_no_other(seat: Seat, tmp_path: Path) -> None:
+def test_a_rank_that_ends_loses_its_run_and_no_other(seat, tmp_path) -> None:
     # It connects, says nothing, and ends.
     Turns(str(tmp_path / "seat"), lambda: None).close()
     ranks = [Speaker(tmp_path / "seat", rank, "second", dies=rank == 0) for rank in (0, 1)]
@@ -823,7 +790,6 @@ def test_a_rank_that_ends_loses_its_run_and_no_other(seat: Seat, tmp_path: Path)
     lonely = Speaker(tmp_path / "seat", 0, "third")
     whole = [Speaker(tmp_path / "seat", rank, "fourth") for rank in (0, 1)]
     fourth = seat.next_run(lambda: None)
-    assert fourth is not None
     assert fourth["run"] == "fourth"
     seat.go()
     seat.end()

@@ -43,7 +43,7 @@ def make_profile() -> Callable[..., KubernetesProfile]:
 
 
 @pytest.fixture
-def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def kubectl(tmp_path, monkeypatch) -> Path:
     """Replace kubectl, which needs a cluster, by a script. Returns the file to which it adds manifests."""
     applied, program = tmp_path / "applied", tmp_path / "bin" / "kubectl"
     program.parent.mkdir()

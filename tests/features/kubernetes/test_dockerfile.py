@@ -75,9 +75,7 @@ def test_the_image_has_the_libraries_by_which_nccl_uses_infiniband() -> None:
     assert {"libibverbs1", "ibverbs-providers", "librdmacm1"} <= set(install.split())
 
 
-def test_the_commit_of_the_image_is_that_of_the_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commit_of_the_image_is_that_of_the_records(tmp_path, monkeypatch) -> None:
     lines = (ROOT / "Dockerfile").read_text().splitlines()
     assert "ENV BENCH_COMMIT=$COMMIT" in lines
     monkeypatch.setattr("harness.machine.code.checkout", lambda: tmp_path)
@@ -87,9 +85,7 @@ def test_the_commit_of_the_image_is_that_of_the_records(
     assert code_version().commit is None
 
 
-def test_the_commit_of_an_installation_from_git_is_that_of_the_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commit_of_an_installation_from_git_is_that_of_the_records(tmp_path, monkeypatch) -> None:
     # As pip writes it: the "direct URL origin" record of the packaging specifications.
     folder = tmp_path / "bench-0.dist-info"
     folder.mkdir()

@@ -17,7 +17,6 @@ from launching import a_job_end, a_launch, an_attempt, end_of, submitted, until
 
 from harness.features.kubernetes import pods
 from harness.features.kubernetes.pods import STOPPED, Meeting, PodEnvironment, PodStarter, follow, is_over
-from harness.features.kubernetes.profile import KubernetesProfile
 from harness.launch import guarded
 from harness.launch.ending import who_left
 from results.job import Job, JobEnd
@@ -40,12 +39,12 @@ def job_end(outcome: Outcome, start: int | None = 0) -> JobEnd:
 
 
 @pytest.fixture
-def study(tmp_path: Path) -> Study:
+def study(tmp_path) -> Study:
     return Study(tmp_path)
 
 
 @pytest.fixture
-def torchrun(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def torchrun(monkeypatch) -> Callable[[str], None]:
     """Replaces every torchrun by a shell command, which gets the launch, the node and the endpoint."""
     monkeypatch.setattr(pods, "POLL_S", 0.02)
 
@@ -84,9 +83,7 @@ def following(study: Study, job: Job, play: Callable[[], None]) -> int:
     return code
 
 
-def test_a_node_takes_part_in_its_jobs_launches_and_no_others(
-    study: Study, make_job: Callable[..., Job], torchrun: Callable[[str], None]
-) -> None:
+def test_a_node_takes_part_in_its_jobs_launches_and_no_others(study, make_job, torchrun) -> None:
     torchrun('echo "$@"; exit 7')
     for given in (
         launch("a-of-another-job", job_id="0002-2x8"),
@@ -133,10 +130,7 @@ def test_a_node_takes_part_in_its_jobs_launches_and_no_others(
 
 
 def test_a_torchrun_is_ended_when_its_launch_is_over_but_not_at_once(
-    study: Study,
-    make_job: Callable[..., Job],
-    torchrun: Callable[[str], None],
-    monkeypatch: pytest.MonkeyPatch,
+    study, make_job, torchrun, monkeypatch
 ) -> None:
     monkeypatch.setattr(pods, "PATIENCE_S", 0.5)
     torchrun('trap "echo ended; exit" TERM; echo begun; for i in {1..20000}; do sleep 0.01; done')
@@ -154,12 +148,7 @@ def test_a_torchrun_is_ended_when_its_launch_is_over_but_not_at_once(
     assert who_left(study.launch_folder("a")) is None
 
 
-def test_a_pod_that_is_to_end_leaves_nothing_behind(
-    study: Study,
-    make_job: Callable[..., Job],
-    torchrun: Callable[[str], None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_pod_that_is_to_end_leaves_nothing_behind(study, make_job, torchrun, monkeypatch) -> None:
     """Not even what does not hear SIGTERM, or has its own session, as ranks have."""
     monkeypatch.setattr(guarded, "GRACE_S", 0.3)
     torchrun('trap "" TERM; setsid sleep 600 & echo $$ $!; wait; sleep 600')
@@ -176,9 +165,7 @@ def test_a_pod_that_is_to_end_leaves_nothing_behind(
     assert who_left(study.launch_folder("a")) == "node 1: its pod was asked to end"
 
 
-def test_a_node_that_has_done_its_share_has_not_left(
-    study: Study, make_job: Callable[..., Job], torchrun: Callable[[str], None]
-) -> None:
+def test_a_node_that_has_done_its_share_has_not_left(study, make_job, torchrun) -> None:
     torchrun("echo done")
     study.add_launch(launch("a"))
 
@@ -190,9 +177,7 @@ def test_a_node_that_has_done_its_share_has_not_left(
     assert who_left(study.launch_folder("a")) is None
 
 
-def test_a_pod_that_waits_ends_when_it_is_asked_to(
-    study: Study, make_job: Callable[..., Job], torchrun: Callable[[str], None]
-) -> None:
+def test_a_pod_that_waits_ends_when_it_is_asked_to(study, make_job, torchrun) -> None:
     torchrun("false")
     before = signal.getsignal(signal.SIGTERM)
 
@@ -203,9 +188,7 @@ def test_a_pod_that_waits_ends_when_it_is_asked_to(
     assert following(study, make_job(), play) == 143
 
 
-def test_a_job_that_is_over_is_not_followed(
-    study: Study, make_job: Callable[..., Job], torchrun: Callable[[str], None]
-) -> None:
+def test_a_job_that_is_over_is_not_followed(study, make_job, torchrun) -> None:
     torchrun("echo")
     study.add_launch(launch("a"))
     JobStore(study.root).add_end(job_end(Outcome.CRASHED))
@@ -213,7 +196,7 @@ def test_a_job_that_is_over_is_not_followed(
     assert log(study, "a") == ""
 
 
-def test_which_ends_are_for_good(tmp_path: Path, make_job: Callable[..., Job]) -> None:
+def test_which_ends_are_for_good(tmp_path, make_job) -> None:
     job = make_job()
     for number, outcome in enumerate(Outcome):
         store = JobStore(tmp_path / str(number))
@@ -235,7 +218,7 @@ def test_which_ends_are_for_good(tmp_path: Path, make_job: Callable[..., Job]) -
     assert is_over(store, job)
 
 
-def test_an_end_that_is_half_to_see_is_none_yet(tmp_path: Path, make_job: Callable[..., Job]) -> None:
+def test_an_end_that_is_half_to_see_is_none_yet(tmp_path, make_job) -> None:
     store = JobStore(tmp_path)
     store.folder(JOB_ID).mkdir(parents=True)
     (store.folder(JOB_ID) / "end-0000.json").write_text('{"schema": "bench/jo')
@@ -267,17 +250,13 @@ def test_pod_0_starts_a_torchrun_of_node_0() -> None:
 
 
 @pytest.mark.parametrize(("cores", "pins"), [({0, 1}, True), ({0, 1, 2, 3}, False)])
-def test_ranks_are_bound_where_the_pod_has_cores_of_its_own(
-    cores: set[int], pins: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_are_bound_where_the_pod_has_cores_of_its_own(cores, pins, monkeypatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: cores)
     assert PodStarter(MEETING).pins is pins
 
 
-def test_a_pod_is_a_start_more_than_its_job_has_recorded(
-    tmp_path: Path, make_job: Callable[..., Job], make_profile: Callable[..., KubernetesProfile]
-) -> None:
+def test_a_pod_is_a_start_more_than_its_job_has_recorded(tmp_path, make_job, make_profile) -> None:
     job = make_job(site=msgspec.to_builtins(make_profile()))
     store = JobStore(submitted(tmp_path, job, None).root)
     assert PodEnvironment(job, store).start == 0

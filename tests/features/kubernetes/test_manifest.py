@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,9 @@ EXAMPLE = HERE.parents[2] / "docs" / "sites" / "kubernetes.yaml"
 FOLDER = "/results/demo/jobs/0001-2x8"
 NASTY = 'it\'s a "$(HOME)" $$x `id` \\ #1: 50% & <x>, [y]: {z}\u2028\u00e4'
 
-MakeJob = Callable[..., Job]
-MakeProfile = Callable[..., KubernetesProfile]
-
 
 @pytest.fixture
-def rich(make_profile: MakeProfile) -> KubernetesProfile:
+def rich(make_profile) -> KubernetesProfile:
     """A profile with a value for everything, some of them hard to write down."""
     return make_profile(
         image="registry.example.com:5000/bench@sha256:0123",
@@ -74,15 +70,13 @@ def pod(documents: list[Any]) -> Any:
     return documents[1]["spec"]["template"]["spec"]
 
 
-def test_the_whole_text(make_job: MakeJob) -> None:
+def test_the_whole_text(make_job) -> None:
     text = manifest(PROFILE_FILE.read(EXAMPLE), make_job(), folder=FOLDER)
     approved(HERE / "golden" / "job.yaml", text)
 
 
 @pytest.mark.parametrize("version", ["1.28", "1.31", "1.34"])
-def test_kubernetes_knows_all_of_it(
-    version: str, rich: KubernetesProfile, make_profile: MakeProfile, make_job: MakeJob
-) -> None:
+def test_kubernetes_knows_all_of_it(version, rich, make_profile, make_job) -> None:
     cpu = make_profile(gpu_resource="none")
     one = make_job(placement=Placement(nodes=1, gpus_per_node=1))
     made = [
@@ -94,7 +88,7 @@ def test_kubernetes_knows_all_of_it(
         assert kubernetes_validate.validate(document, version, strict=True) == version
 
 
-def test_the_schemas_tell_a_mistake(make_job: MakeJob) -> None:
+def test_the_schemas_tell_a_mistake(make_job) -> None:
     made = documents(PROFILE_FILE.read(EXAMPLE), make_job())[1]
     made["spec"]["template"]["spec"]["containers"][0]["imagee"] = "x"
     with pytest.raises(kubernetes_validate.ValidationError, match="imagee"):
@@ -119,23 +113,23 @@ def expanded(text: str, variables: dict[str, str]) -> str:
 
 
 @given(st.text("$()Ax ", max_size=12))
-def test_nothing_in_a_value_is_expanded(text: str) -> None:
+def test_nothing_in_a_value_is_expanded(text) -> None:
     assert expanded(unexpanded(text), {"A": "no", "": "no", "x": "no"}) == text
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=20))
-def test_every_text_is_read_back(text: str) -> None:
+def test_every_text_is_read_back(text) -> None:
     assert yaml.safe_load(yaml_text([{"value": text}])) == {"value": text}
 
 
 @pytest.mark.parametrize(
     "text", ["1e3", "0o17", "y", "No", "on", "~", "", "1_000", "2026-01-02", "=", ".inf", "a: b"]
 )
-def test_what_versions_of_yaml_differ_on_is_in_quotes(text: str) -> None:
+def test_what_versions_of_yaml_differ_on_is_in_quotes(text) -> None:
     assert yaml_text([{"value": text}]) == f'---\nvalue: "{text}"\n'
 
 
-def test_hard_values_arrive(rich: KubernetesProfile, make_job: MakeJob) -> None:
+def test_hard_values_arrive(rich, make_job) -> None:
     container = pod(documents(rich, make_job(), folder="/mnt/no/jobs/1"))["containers"][0]
     values = {variable["name"]: expanded(variable["value"], {"HOME": "no"}) for variable in container["env"]}
     assert values == {
@@ -150,9 +144,7 @@ def test_hard_values_arrive(rich: KubernetesProfile, make_job: MakeJob) -> None:
     ]
 
 
-def test_a_node_asks_for_its_share(
-    rich: KubernetesProfile, make_profile: MakeProfile, make_job: MakeJob
-) -> None:
+def test_a_node_asks_for_its_share(rich, make_profile, make_job) -> None:
     # 3 CPUs for each of 8 GPUs.
     container = pod(documents(rich, make_job(), folder="/mnt/no/jobs/1"))["containers"][0]
     share = {
@@ -167,7 +159,7 @@ def test_a_node_asks_for_its_share(
     assert "resources" not in without
 
 
-def test_names_of_pods_are_those_that_the_service_gives(make_job: MakeJob, make_profile: MakeProfile) -> None:
+def test_names_of_pods_are_those_that_the_service_gives(make_job, make_profile) -> None:
     job, profile = make_job(name="My study"), make_profile(namespace="ml")
     service, made = documents(profile, job)
     name = made["metadata"]["name"]
@@ -180,7 +172,7 @@ def test_names_of_pods_are_those_that_the_service_gives(make_job: MakeJob, make_
     assert made["metadata"]["annotations"] == {"bench/job": "My study"}
 
 
-def test_a_job_of_one_pod_per_node_with_its_limits(make_job: MakeJob, make_profile: MakeProfile) -> None:
+def test_a_job_of_one_pod_per_node_with_its_limits(make_job, make_profile) -> None:
     job = make_job(
         placement=Placement(nodes=3, gpus_per_node=1), time_limit_s=90.5, options=RunOptions(retries=5)
     )
@@ -192,7 +184,7 @@ def test_a_job_of_one_pod_per_node_with_its_limits(make_job: MakeJob, make_profi
     assert "ttlSecondsAfterFinished" not in kept
 
 
-def test_what_a_fast_network_needs_is_in_every_pod(make_job: MakeJob, make_profile: MakeProfile) -> None:
+def test_what_a_fast_network_needs_is_in_every_pod(make_job, make_profile) -> None:
     profile = make_profile(
         extra_resources={"rdma/hca_shared_devices_a": 1},
         host_network=True,
@@ -217,22 +209,20 @@ def test_what_a_fast_network_needs_is_in_every_pod(make_job: MakeJob, make_profi
     assert not re.search("hostNetwork|dnsPolicy|runtimeClass|schedulerName|add:", plain)
 
 
-def test_pods_have_hosts_of_their_own_unless_told_otherwise(
-    make_job: MakeJob, make_profile: MakeProfile
-) -> None:
+def test_pods_have_hosts_of_their_own_unless_told_otherwise(make_job, make_profile) -> None:
     one = make_job(placement=Placement(nodes=1, gpus_per_node=8))
     assert "affinity" in pod(documents(make_profile(), make_job()))
     assert "affinity" not in pod(documents(make_profile(), one))
     assert "affinity" not in pod(documents(make_profile(one_pod_per_host=False), make_job()))
 
 
-def test_the_job_is_queued_and_its_service_is_not(rich: KubernetesProfile, make_job: MakeJob) -> None:
+def test_the_job_is_queued_and_its_service_is_not(rich, make_job) -> None:
     service, made = documents(rich, make_job(), folder="/mnt/no/jobs/1")
     assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "q"
     assert "kueue.x-k8s.io/queue-name" not in service["metadata"]["labels"]
 
 
-def test_what_cannot_be_is_refused(make_job: MakeJob, make_profile: MakeProfile) -> None:
+def test_what_cannot_be_is_refused(make_job, make_profile) -> None:
     for folder in ("/elsewhere/jobs/1", "/resultsbeside/jobs/1"):
         with pytest.raises(UsageError, match="is not under /results"):
             manifest(make_profile(), make_job(), folder=folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -23,7 +22,7 @@ RFC_1035 = re.compile(r"\A[a-z](?:[a-z0-9-]*[a-z0-9])?\Z")
 
 
 @given(st.text() | st.text("aB9-._ ", max_size=80))
-def test_every_text_has_a_name(text: str) -> None:
+def test_every_text_has_a_name(text) -> None:
     name = object_name(text)
     assert RFC_1035.match(name)
     # The longest that is put behind a name: a dash and ten characters of a revision.
@@ -31,7 +30,7 @@ def test_every_text_has_a_name(text: str) -> None:
 
 
 @given(st.lists(st.text("aAbB-._1", max_size=60), unique=True, min_size=2, max_size=2))
-def test_different_texts_have_different_names(texts: list[str]) -> None:
+def test_different_texts_have_different_names(texts) -> None:
     assert object_name(texts[0]) != object_name(texts[1])
 
 
@@ -54,7 +53,7 @@ def digits(text: str) -> str:
         ("a" * 42 + "-" + "b" * 20, f"{'a' * 42}-{digits('a' * 42 + '-' + 'b' * 20)}"),
     ],
 )
-def test_names_say_what_they_are_of(text: str, name: str) -> None:
+def test_names_say_what_they_are_of(text, name) -> None:
     assert object_name(text) == name
 
 
@@ -75,7 +74,7 @@ def test_names_say_what_they_are_of(text: str, name: str) -> None:
         (check_value, ["", "a", "A_b.c-d", "1" * 63], ["-", "a b", "a/b", "a-", "1" * 64, "a\n"]),
     ],
 )
-def test_rules(check: Callable[[str], None], good: list[str], bad: list[str]) -> None:
+def test_rules(check, good, bad) -> None:
     for text in good:
         check(text)
     for text in bad:

@@ -74,7 +74,7 @@ class Pods:
             # Plans for several hosts, and runs nothing.
             "launcher": "manual",
         }
-        matrix = Matrix(StudyFile(**(values | options)), study_file=None)  # type: ignore[arg-type]
+        matrix = Matrix(StudyFile(**(values | options)), study_file=None)
         matrix._kept_plans(self.study)
         self.job = job
         JobStore(self.study.root).add(job, document="", name="manifest.yaml")
@@ -129,7 +129,7 @@ def send(number: int, processes: list[psutil.Process]) -> None:
 
 
 @pytest.fixture
-def pods(tmp_path: Path, make_job: Callable[..., Job]) -> Iterator[Callable[..., Pods]]:
+def pods(tmp_path, make_job) -> Iterator[Callable[..., Pods]]:
     made: list[Pods] = []
 
     def make(**options: object) -> Pods:
@@ -144,7 +144,7 @@ def pods(tmp_path: Path, make_job: Callable[..., Job]) -> Iterator[Callable[...,
         process.wait()
 
 
-def test_two_pods_train_together_launch_after_launch(pods: Callable[..., Pods]) -> None:
+def test_two_pods_train_together_launch_after_launch(pods) -> None:
     here = pods(repeats=2)
     # The second comes first, as pods may.
     second, first = here.start(1), here.start(0)
@@ -169,7 +169,7 @@ def test_two_pods_train_together_launch_after_launch(pods: Callable[..., Pods]) 
         assert [record.rank for record in here.study.rank_records(cell, run)] == [0, 1]
 
 
-def test_a_pod_that_is_killed_ends_the_launch_with_a_name(pods: Callable[..., Pods]) -> None:
+def test_a_pod_that_is_killed_ends_the_launch_with_a_name(pods) -> None:
     here = pods(budget=60)
     first, second = here.start(0), here.start(1)
     here.wait_for(here.train)
@@ -193,7 +193,7 @@ def left_alone(attempts: list[Attempt]) -> bool:
     )
 
 
-def test_a_pod_whose_first_is_lost_ends_when_it_is_asked_to(pods: Callable[..., Pods]) -> None:
+def test_a_pod_whose_first_is_lost_ends_when_it_is_asked_to(pods) -> None:
     here = pods(budget=60)
     first, second = here.start(0), here.start(1)
     here.wait_for(here.train)
@@ -213,9 +213,7 @@ def test_a_pod_whose_first_is_lost_ends_when_it_is_asked_to(pods: Callable[..., 
     assert left_alone(here.attempts())
 
 
-def test_a_pod_that_leaves_before_anything_ran_costs_its_launch_and_not_the_job(
-    pods: Callable[..., Pods],
-) -> None:
+def test_a_pod_that_leaves_before_anything_ran_costs_its_launch_and_not_the_job(pods) -> None:
     here = pods(budget=60)
     first, second = here.start(0), here.start(1)
     here.wait_for(lambda: any(here.study.root.glob("launches/*/agent-1.log")))
@@ -230,7 +228,7 @@ def test_a_pod_that_leaves_before_anything_ran_costs_its_launch_and_not_the_job(
     )
 
 
-def test_ranks_that_cannot_notice_that_a_pod_has_gone_are_ended(pods: Callable[..., Pods]) -> None:
+def test_ranks_that_cannot_notice_that_a_pod_has_gone_are_ended(pods) -> None:
     here = pods(budget=60)
     first, second = here.start(0), here.start(1)
     here.wait_for(here.train)

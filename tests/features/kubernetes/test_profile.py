@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -37,7 +36,7 @@ def test_the_example_says_what_it_says() -> None:
     assert example.price == SitePrice(usd_per_gpu_hour=2.95, source="provider's price list, 2026-03")
 
 
-def test_what_is_left_out(tmp_path: Path) -> None:
+def test_what_is_left_out(tmp_path) -> None:
     least = read(tmp_path, NEEDED)
     assert least == KubernetesProfile(image="bench:1", volume_claim="results")
     assert (least.mount_path, least.gpu_resource, least.python) == ("/results", "nvidia.com/gpu", "python3")
@@ -102,7 +101,7 @@ NO_PROFILES = (
 )
 
 
-def test_a_mistake_is_named_in_one_line(tmp_path: Path) -> None:
+def test_a_mistake_is_named_in_one_line(tmp_path) -> None:
     said = []
     for text in (*(NEEDED + text for text in MISTAKES), *NO_PROFILES):
         with pytest.raises(UsageError) as caught:
@@ -115,16 +114,16 @@ def test_a_mistake_is_named_in_one_line(tmp_path: Path) -> None:
     approved(Path(__file__).parent / "golden" / "mistakes.txt", "".join(said))
 
 
-def test_a_profile_that_is_not_there(tmp_path: Path) -> None:
+def test_a_profile_that_is_not_there(tmp_path) -> None:
     with pytest.raises(UsageError, match=r"there is no profile of .*docs/sites/kubernetes\.yaml"):
         PROFILE_FILE.read(tmp_path / "none.yaml")
 
 
-def test_gpus_that_are_asked_for_are_billed(make_profile: Callable[..., KubernetesProfile]) -> None:
+def test_gpus_that_are_asked_for_are_billed(make_profile) -> None:
     placement = Placement(nodes=2, gpus_per_node=3)
     assert make_profile(gpus_per_node=8).billed_gpus(placement) == 6
     assert make_profile(gpu_resource="none").billed_gpus(placement) == 0
 
 
-def test_the_example_keeps_the_schema_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_keeps_the_schema_that_is_printed(capsys) -> None:
     keep_the_schema("kubernetes", "sites/kubernetes", capsys)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import kubernetes_validate
 import msgspec
 import pytest
@@ -24,7 +22,7 @@ MATRIX = [
 
 
 @pytest.fixture(autouse=True)
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def site(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "site.yaml").write_text(
         f"image: bench:1\nvolume_claim: results\nmount_path: {tmp_path}/volume\ngpus_per_node: 8\n"
@@ -36,9 +34,7 @@ def documents(text: str) -> list[dict[str, object]]:
     return [document for document in yaml.safe_load_all(text) if document is not None]
 
 
-def test_a_dry_run_prints_manifests_that_are_valid_and_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_prints_manifests_that_are_valid_and_writes_nothing(tmp_path, capsys) -> None:
     assert run([*MATRIX, "--dry-run", "--time", "30m"]) == 0
     printed = capsys.readouterr().out
     found = documents(printed)
@@ -51,9 +47,7 @@ def test_a_dry_run_prints_manifests_that_are_valid_and_writes_nothing(
     assert not (tmp_path / "volume").exists()
 
 
-def test_parts_of_a_gpu_are_not_shared_by_the_workers_of_a_pod(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parts_of_a_gpu_are_not_shared_by_the_workers_of_a_pod(tmp_path, capsys) -> None:
     """CUDA shows a process only one part (MIG), so that 8 workers of a pod would have the same."""
     profile = (tmp_path / "site.yaml").read_text() + "gpu_resource: nvidia.com/mig-1g.10gb\n"
     (tmp_path / "site.yaml").write_text(profile)
@@ -66,9 +60,7 @@ def test_parts_of_a_gpu_are_not_shared_by_the_workers_of_a_pod(
     assert run([*slurm, "--dry-run"]) == 2
 
 
-def test_a_manifest_is_written_once_and_offered_until_it_is_applied(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_manifest_is_written_once_and_offered_until_it_is_applied(tmp_path, capsys) -> None:
     assert run(MATRIX) == 0
     first = capsys.readouterr()
     paths = sorted(tmp_path.glob("volume/study/jobs/*/manifest.yaml"))
@@ -82,7 +74,7 @@ def test_a_manifest_is_written_once_and_offered_until_it_is_applied(
     assert len(list(tmp_path.glob("volume/study/jobs/*"))) == 2
 
 
-def test_what_is_applied_is_not_applied_again(tmp_path: Path, kubectl: Path) -> None:
+def test_what_is_applied_is_not_applied_again(tmp_path, kubectl) -> None:
     assert run([*MATRIX, "--apply"]) == 0
     applied = kubectl.read_text()
     assert [document["kind"] for document in documents(applied)] == ["Service", "Job"] * 2
@@ -93,7 +85,7 @@ def test_what_is_applied_is_not_applied_again(tmp_path: Path, kubectl: Path) -> 
     assert all(told is not None and told.scheduler_id.startswith("default/") for told in submissions)
 
 
-def test_a_job_ends_by_its_own_word_and_leaves_the_rest_to_the_next(tmp_path: Path) -> None:
+def test_a_job_ends_by_its_own_word_and_leaves_the_rest_to_the_next(tmp_path) -> None:
     assert run(MATRIX) == 0
     study = Study(tmp_path / "volume" / "study")
     store = JobStore(study.root)
@@ -114,9 +106,7 @@ def test_a_job_ends_by_its_own_word_and_leaves_the_rest_to_the_next(tmp_path: Pa
     assert [job.job_id for job in store.jobs()] == ["0001-1x8", "0002-2x8", "0003-1x8"]
 
 
-def test_cancelled_jobs_are_closed_and_the_way_to_delete_them_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cancelled_jobs_are_closed_and_the_way_to_delete_them_is_told(tmp_path, capsys) -> None:
     assert run([*MATRIX, "--kind", "job"]) == 0
     # Earlier versions made StatefulSets as well.
     old = tmp_path / "volume/study/jobs/0001-1x8/manifest.yaml"
@@ -144,15 +134,13 @@ def test_cancelled_jobs_are_closed_and_the_way_to_delete_them_is_told(
         (["--kind", "statefulset"], "--kind statefulset was removed: leave --kind out"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], words: str
-) -> None:
+def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, capsys, flags, words) -> None:
     assert run([*MATRIX, *flags]) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "volume").exists()
 
 
-def test_the_budget_is_of_all_settings_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_budget_is_of_all_settings_together(tmp_path, capsys) -> None:
     # 8 GPUs and 16 for half an hour: 12 GPU-hours for each setting.
     call = [*MATRIX, "--time", "30m", "--seed"]
     assert run([*call, "0,1", "--max-gpu-hours", "23"]) == 2
@@ -168,6 +156,6 @@ def test_the_budget_is_of_all_settings_together(tmp_path: Path, capsys: pytest.C
     assert len(offers) == len(set(offers)) == 6
 
 
-def test_a_profile_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_is_asked_for(capsys) -> None:
     assert run(["matrix", "--gpus", "8", "--launcher", "kubernetes"]) == 2
     assert "--launcher kubernetes needs --site" in capsys.readouterr().err

@@ -22,6 +22,7 @@ from results import schemas
 from results.errors import UsageError
 from results.network import COLLECTIVES, NETWORK_FILE
 from results.outcome import Evidence
+from results.plan import read_values
 from results.store import Study
 
 Bench = Any
@@ -37,7 +38,7 @@ NCCL = """\
 
 
 @pytest.fixture
-def bench(bench_in: Callable[..., Bench], tmp_path: Path) -> Bench:
+def bench(bench_in, tmp_path) -> Bench:
     return bench_in(tmp_path)
 
 
@@ -172,7 +173,7 @@ def test_a_measurement_that_failed_is_planned_again(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_virtual_nodes_over_links_are_a_level_of_their_own(links: None, bench) -> None:
+def test_virtual_nodes_over_links_are_a_level_of_their_own(links, bench) -> None:
     done = bench("network", "--gpus", "4", "--link", "200mbit", "--node-size", "2", *QUICK, "--name", "net")
     assert done.code == 0, done.stderr
     table = schemas.NETWORK.read(bench.folder / "runs" / "net" / NETWORK_FILE)
@@ -188,5 +189,5 @@ def test_a_stored_order_reads_to_the_same_for_ever() -> None:
     """Plans of version 3 and later store these values."""
     stored = {"collectives": ["all-reduce", "send"], "largest_bytes": 1048576}
     order = NetworkOrder(collectives=("all-reduce", "send"), largest_bytes=2**20)
-    assert NetworkOrder.of(stored) == order
+    assert read_values(stored, NetworkOrder) == order
     assert order.stored.values == stored

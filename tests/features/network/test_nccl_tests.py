@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from harness.features.network.nccl_tests import read_nccl_tests
@@ -45,7 +43,7 @@ EIGHT = ranks(*["node-a"] * 8)
 
 
 @pytest.fixture
-def read(tmp_path: Path):
+def read(tmp_path):
     """Write outputs under the names of their keywords, and read them."""
 
     def of(**outputs: str) -> NetworkTable:

@@ -23,7 +23,6 @@ from results.network import NETWORK_FILE, NetworkFacts, NetworkTable
 
 def test_each_collective_has_a_drawing_with_a_line_a_group_and_each_size_a_row(small) -> None:
     section = network_section(replace(small.analysed(), added={"network": a_network()}))
-    assert section is not None
     (drawings,) = [block for block in section.blocks if isinstance(block, Drawings)]
     assert len(drawings.drawings) == 2
     assert all(one.svg.count('class="series"') == 2 for one in drawings.drawings)
@@ -36,7 +35,6 @@ def test_each_collective_has_a_drawing_with_a_line_a_group_and_each_size_a_row(s
 def test_a_drawing_of_many_groups_keeps_the_smallest_and_the_largest(small) -> None:
     many = a_network(groups=[(ranks, 1) for ranks in range(2, 25)])
     section = network_section(replace(small.analysed(), added={"network": many}))
-    assert section is not None
     (drawings,) = [block for block in section.blocks if isinstance(block, Drawings)]
     assert drawings.drawings[0].svg.count('class="series"') == 8
     for group in ("2 ranks inside a node", "24 ranks inside a node"):
@@ -46,7 +44,6 @@ def test_a_drawing_of_many_groups_keeps_the_smallest_and_the_largest(small) -> N
 def test_two_nodes_and_gloo_carry_their_remarks(small) -> None:
     def plain(known: NetworkTable) -> list[str]:
         section = network_section(replace(small.analysed(), added={"network": known}))
-        assert section is not None
         return [one.text for one in section.blocks if isinstance(one, Paragraph) and one.look == "plain"]
 
     assert len(plain(a_network())) == 2
@@ -65,7 +62,6 @@ def test_a_table_of_another_network_is_named(small) -> None:
         foreign = stranger(a_network(other), study)
         assert foreign is not None
         section = network_section(replace(study, added={"network": a_network(other)}))
-        assert section is not None
         assert any(isinstance(one, Paragraph) and foreign in one.text for one in section.blocks)
 
 

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from results import schemas
 from results.network import NETWORK_FILE
 
-Bench = Any
 CALL = ("network", "--gpus", "3", "--gpus-per-node", "1", "--collectives", "all-reduce", "--max-mib", "1")
 
 
 @pytest.mark.slow
 @pytest.mark.needs("slurm")
-def test_a_job_measures_the_groups_over_its_nodes(
-    running_lab: Any, bench_in: Callable[..., Bench], tmp_path: Path
-) -> None:
+def test_a_job_measures_the_groups_over_its_nodes(running_lab, bench_in, tmp_path) -> None:
     bench = bench_in(tmp_path, running_lab)
     running_lab.wait_idle()
     call = (

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from builders import a_cell
-from rank_builders import Ranks, a_context
+from rank_builders import a_context
 
 from harness.features.network.order import NetworkOrder, measured_groups
 from harness.features.network.worker import measure
@@ -49,7 +49,7 @@ def moved(rank: int, folder: str) -> dict[str, tuple[int, int]]:
     return found
 
 
-def test_every_collective_hands_over_what_its_row_says(ranks: Ranks, tmp_path) -> None:
+def test_every_collective_hands_over_what_its_row_says(ranks, tmp_path) -> None:
     # The largest array is the smallest, 64 KiB, of whole shards of 3 ranks: 3 x 5,461 values.
     array, shard = 4 * 3 * 5461, 4 * 5461
     for found in ranks(3, moved, str(tmp_path)):
@@ -61,7 +61,7 @@ def test_every_collective_hands_over_what_its_row_says(ranks: Ranks, tmp_path) -
         assert {name: counted for name, (_, counted) in found.items()} == told
 
 
-def test_groups_inside_and_across_nodes_are_measured_by_their_members_alone(ranks: Ranks, tmp_path) -> None:
+def test_groups_inside_and_across_nodes_are_measured_by_their_members_alone(ranks, tmp_path) -> None:
     found = ranks(4, measured, str(tmp_path), (2, 2), 64 * KIB)
     groups = [{(row.ranks, row.nodes) for row in rows} for rows in found]
     # Rank 0 and 1 are a node; 0 and 2 are one rank of each.
@@ -75,7 +75,7 @@ def test_groups_inside_and_across_nodes_are_measured_by_their_members_alone(rank
     assert everyone == set(COLLECTIVES) - {"send"}
 
 
-def test_sizes_grow_until_an_operation_would_take_too_long(ranks: Ranks, tmp_path) -> None:
+def test_sizes_grow_until_an_operation_would_take_too_long(ranks, tmp_path) -> None:
     found = ranks(2, measured, str(tmp_path), (1, 2), 1024 * KIB)
     sizes = [row.payload_bytes // KIB for row in found[0] if row.collective == "all-reduce"]
     assert sizes == [64, 256, 1024]

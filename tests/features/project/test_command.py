@@ -13,8 +13,7 @@ from generated_study import GPU, large_study
 from harness.cli import run
 from harness.features.project.call import outside_of
 from harness.features.project.project import projected_series
-from harness.features.project.reading import read
-from harness.features.project.records import ProjectedSeries, Projection, digest
+from harness.features.project.records import PROJECTION, ProjectedSeries, Projection, digest, projection_path
 from harness.features.project.refusals import Outside
 from harness.features.project.replays import Replayer, other_network
 from harness.features.project.section import remarks, size_table
@@ -74,9 +73,7 @@ def study(planted, new_timing) -> Path:
 
 def project(study: Path, *words: str, to: int = 16) -> Projection:
     assert run(["project", str(study), "--to", str(to), *words]) == 0
-    found = read(Study(study))
-    assert found is not None
-    return found
+    return PROJECTION.read(projection_path(Study(study)))
 
 
 def step_ms(found: Projection, gpus: int) -> float:
@@ -85,7 +82,6 @@ def step_ms(found: Projection, gpus: int) -> float:
 
 def step_of(series: ProjectedSeries, gpus: int) -> float:
     [size] = [size for size in series.sizes if size.gpus == gpus]
-    assert size.step_ns is not None
     return size.step_ns.value / MS
 
 

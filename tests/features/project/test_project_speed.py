@@ -11,7 +11,6 @@ from types import ModuleType
 import pytest
 from generated_study import GPU, large_study
 from packages import module_at
-from pytest_benchmark.fixture import BenchmarkFixture
 
 from harness.features.project.call import outside_of
 from harness.features.project.project import projected_series
@@ -53,14 +52,7 @@ def outside(study: StudyFigures, tables: ModuleType, folder: Path, network: str)
 
 
 @pytest.mark.parametrize("network", CALLS_PER_CELL)
-def test_project_1000_cells(
-    benchmark: BenchmarkFixture,
-    amount: Callable[..., int],
-    studies: Studies,
-    tables: ModuleType,
-    tmp_path: Path,
-    network: str,
-) -> None:
+def test_project_1000_cells(benchmark, amount, studies, tables, tmp_path, network) -> None:
     study = studies(STUDIES)
     by = outside(study, tables, tmp_path, network)
     found = benchmark.pedantic(projected_series, args=(study, TO, by), rounds=amount(3, brief=1))
@@ -69,9 +61,7 @@ def test_project_1000_cells(
 
 
 @pytest.mark.parametrize("network", CALLS_PER_CELL)
-def test_a_cell_more_is_a_bounded_number_of_calls(
-    studies: Studies, tables: ModuleType, tmp_path: Path, network: str
-) -> None:
+def test_a_cell_more_is_a_bounded_number_of_calls(studies, tables, tmp_path, network) -> None:
     """Counted, not timed: the same on every machine, however busy it is."""
 
     def calls(number: int) -> tuple[int, int]:

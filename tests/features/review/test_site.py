@@ -25,7 +25,7 @@ STEPS = {"before": 10.0, "team/after": 12.0}
 
 
 @pytest.fixture
-def runs(new_study, tmp_path: Path) -> Path:
+def runs(new_study, tmp_path) -> Path:
     """Two studies, the second 20 % slower and with a cell that was not run, and a damaged one."""
     for number, (name, step) in enumerate(STEPS.items()):
         planted = new_study(tmp_path / "runs" / name, runs_before=10 * number)
@@ -47,7 +47,7 @@ def rows(index: str) -> list[list[str]]:
     ]
 
 
-def test_the_index_has_a_row_a_study_with_what_changed(runs: Path, tmp_path: Path) -> None:
+def test_the_index_has_a_row_a_study_with_what_changed(runs, tmp_path) -> None:
     public = tmp_path / "public"
     assert run(["site", str(runs), "--output", str(public)]) == 0
     index = (public / "index.html").read_text(encoding="utf-8")
@@ -59,9 +59,7 @@ def test_the_index_has_a_row_a_study_with_what_changed(runs: Path, tmp_path: Pat
         assert "In short" in (public / page).read_text(encoding="utf-8")
 
 
-def test_studies_with_damaged_files_are_rows_and_darken_no_other(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_studies_with_damaged_files_are_rows_and_darken_no_other(runs, tmp_path, monkeypatch, capsys) -> None:
     [cell, *_] = sorted((runs / "before" / "cells").iterdir())
     (cell / "training").mkdir()
     (cell / "training" / "log.jsonl").write_bytes(
@@ -87,7 +85,7 @@ def test_studies_with_damaged_files_are_rows_and_darken_no_other(
 
 
 def test_a_study_is_compared_with_the_last_one_of_its_plan_and_not_with_one_that_shares_a_cell(
-    runs: Path, tmp_path: Path, new_study
+    runs, tmp_path, new_study
 ) -> None:
     """The newest study is 8 % slower than the study of its plan, and 18 % slower than the other one in
     the cell that both have."""
@@ -115,9 +113,7 @@ def test_the_answers_of_all_workloads_are_shown(planted) -> None:
     assert ". mlp: " in answer
 
 
-def test_a_page_as_new_as_its_study_is_kept_and_an_older_one_or_a_foreign_one_is_not(
-    runs: Path, tmp_path: Path
-) -> None:
+def test_a_page_as_new_as_its_study_is_kept_and_an_older_one_or_a_foreign_one_is_not(runs, tmp_path) -> None:
     page, public = tmp_path / "public" / "studies" / "before.html", tmp_path / "public"
     run(["site", str(runs), "--output", str(public)])
     page.write_text("mine", encoding="utf-8")
@@ -131,7 +127,7 @@ def test_a_page_as_new_as_its_study_is_kept_and_an_older_one_or_a_foreign_one_is
     assert not page.exists()
 
 
-def test_a_redacted_site_has_no_host_and_no_name_of_a_folder(runs: Path, tmp_path: Path) -> None:
+def test_a_redacted_site_has_no_host_and_no_name_of_a_folder(runs, tmp_path) -> None:
     public = tmp_path / "public"
     run(["site", str(runs), "--output", str(public)])
     run(["site", str(runs), "--output", str(public), "--redact"])
@@ -141,13 +137,13 @@ def test_a_redacted_site_has_no_host_and_no_name_of_a_folder(runs: Path, tmp_pat
     assert "20.0 % slower" in (public / "index.html").read_text(encoding="utf-8")
 
 
-def test_a_folder_without_studies_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_studies_is_refused(tmp_path, capsys) -> None:
     assert run(["site", str(tmp_path)]) == 2
     assert "has no study" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_the_served_index_is_searched_in_the_browser(runs: Path, tmp_path: Path) -> None:
+def test_the_served_index_is_searched_in_the_browser(runs, tmp_path) -> None:
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if program is None:
         pytest.skip("no Chromium on the path")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 
 @pytest.fixture
-def bench(lab: Any, bench_in: Callable[..., Any], tmp_path: Path) -> Any:
+def bench(lab, bench_in, tmp_path) -> Any:
     return bench_in(tmp_path, lab)

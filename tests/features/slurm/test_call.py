@@ -25,11 +25,11 @@ def killed():
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_examples_of_profiles_keep_the_schema_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_examples_of_profiles_keep_the_schema_that_is_printed(capsys) -> None:
     keep_the_schema("slurm", "sites/[!k]*", capsys)
 
 
@@ -40,29 +40,27 @@ def test_a_launch_names_the_variables_of_jobs() -> None:
 
 
 def test_without_tensorboard_the_call_is_refused_with_the_command_that_installs_it(
-    no_tensorboard: None, capsys: pytest.CaptureFixture[str]
+    no_tensorboard, capsys
 ) -> None:
     assert run([*MLP, "--launcher", "slurm", "--tensorboard"]) == 1
     assert "install it with: pip install tensorboard" in capsys.readouterr().err
     assert not Path("study").exists()
 
 
-def test_ranks_with_a_python_of_their_own_are_not_judged_by_this_one(no_tensorboard: None) -> None:
+def test_ranks_with_a_python_of_their_own_are_not_judged_by_this_one(no_tensorboard) -> None:
     Path("site.yaml").write_text("python: /opt/venv/bin/python3\ngpu_request: none\n")
     call = [*MLP, "--launcher", "slurm", "--site", "site.yaml"]
     assert run([*call, "--tensorboard", "--dry-run"]) == 0
 
 
-def test_a_batch_that_is_found_here_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_batch_that_is_found_here_is_refused(capsys) -> None:
     call = ["matrix", "--gpus", "2", "--batch-size", "auto", "--launcher", "slurm", "--device", "cpu"]
     assert run([*call, "--memory-limit-mb", "64"]) == 2
     assert "--launcher slurm leaves launches to others" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.slow
-def test_a_check_that_is_cut_off_is_a_failure_and_where_gpus_are_planned_a_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_check_that_is_cut_off_is_a_failure_and_where_gpus_are_planned_a_warning(tmp_path, capsys) -> None:
     (tmp_path / "own.py").write_text(KILLED)
     (tmp_path / "site.yaml").write_text("gpus_per_node: 8")
     call = ["matrix", "--workload", "py:own:killed", "--dataset", "own", "--gpus", "1", "--device", "cuda"]
@@ -71,9 +69,7 @@ def test_a_check_that_is_cut_off_is_a_failure_and_where_gpus_are_planned_a_warni
     assert "py:own:killed was not checked: on this CPU it fails (its check was killed by SIGKILL" in said
 
 
-def test_what_certainly_does_not_fit_is_left_out_and_what_may_not_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_certainly_does_not_fit_is_left_out_and_what_may_not_is_told(tmp_path, capsys) -> None:
     (tmp_path / "site.yaml").write_text("gpus_per_node: 8\ngpu_model: A100-SXM4-80GB\n")
     call = ["matrix", "--workload", "llama-7b", "--strategy", "ddp,zero1", "--gpus", "16", "--device", "cuda"]
     call += ["--launcher", "slurm", "--site", "site.yaml", "--dry-run"]

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-import pytest
-
 from harness.cli import run
 from slurm.client import Client
 
 
-def test_the_command_asks_the_scheduler_too(
-    lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_asks_the_scheduler_too(lab, tmp_path, capsys) -> None:
     path = tmp_path / "site.yaml"
     good = "partition: short\ngpu_type: h100\ngpus_per_node: 8\ncpus_per_gpu: 2\ntime: {maximum: 30m}\n"
     path.write_text(good)

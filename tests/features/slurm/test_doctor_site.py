@@ -16,7 +16,7 @@ UNREACHABLE = "slurm_load_ctl_conf error: Unable to contact slurm controller (co
 
 
 @pytest.fixture(autouse=True)
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def programs(tmp_path, monkeypatch) -> Path:
     """A folder of programs where Slurm's answer what a real one (22.05.8) did once; nothing else is found."""
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -55,7 +55,7 @@ def error(capsys: pytest.CaptureFixture[str]) -> str:
     return captured.err
 
 
-def test_a_right_profile(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_right_profile(capsys) -> None:
     assert doctor() == 0
     machine, site = capsys.readouterr().out.split("\n\n")
     assert machine.splitlines()[0].split() == ["what", "found"]
@@ -70,7 +70,7 @@ def test_a_right_profile(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-1].endswith("would take a job of one node for 1d")
 
 
-def test_the_scheduler_is_asked_for_all_that_a_node_has(tmp_path: Path) -> None:
+def test_the_scheduler_is_asked_for_all_that_a_node_has(tmp_path) -> None:
     assert doctor() == 0
     assert (tmp_path / "options").read_text() == "--export=ALL --test-only\n"
     script = (tmp_path / "script").read_text().splitlines()
@@ -88,13 +88,13 @@ def test_the_scheduler_is_asked_for_all_that_a_node_has(tmp_path: Path) -> None:
     assert "#SBATCH --time=0-02:00:00" in (tmp_path / "script").read_text()
 
 
-def test_a_wrong_profile(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_profile(capsys) -> None:
     assert doctor(SITE.replace("main", "mian")) == 1
     words = "mian is not one that sinfo shows; write one of main, urgent"
     assert rows(capsys, "wrong") == [("partition", words)]
 
 
-def test_what_is_doubtful_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_doubtful_is_no_failure(capsys) -> None:
     assert doctor(SITE.replace("gpus_per_node: 8\n", "")) == 0
     assert rows(capsys, "doubtful") == [("gpus_per_node", "left out; nodes of main have 8; write 8")]
 
@@ -106,9 +106,7 @@ def test_what_is_doubtful_is_no_failure(capsys: pytest.CaptureFixture[str]) -> N
         ("allocation failure: AssocMaxSubmitJobLimit", "doubtful", 0),
     ],
 )
-def test_a_refusal_is_told_in_slurms_words(
-    words: str, level: str, code: int, programs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_refusal_is_told_in_slurms_words(words, level, code, programs, capsys) -> None:
     program(programs / "sbatch", f"echo '{words}' >&2; exit 1")
     assert doctor() == code
     ((about, told),) = rows(capsys, level)
@@ -116,33 +114,31 @@ def test_a_refusal_is_told_in_slurms_words(
     assert words in told
 
 
-def test_torch_is_not_needed_here(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_torch_is_not_needed_here(monkeypatch, capsys) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert run(["doctor"]) == 1
     assert doctor() == 0
     assert "not installed: planning and reporting work" in capsys.readouterr().out
 
 
-def test_without_a_site_no_slurm_is_asked(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_site_no_slurm_is_asked(programs, capsys) -> None:
     for each in programs.iterdir():
         each.unlink()
     assert run(["doctor"]) == 0
     assert "level" not in capsys.readouterr().out
 
 
-def test_a_file_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_missing(capsys) -> None:
     assert doctor(None) == 2
     assert "there is no site profile site.yaml; docs/sites has examples" in error(capsys)
 
 
-def test_a_file_that_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_wrong(capsys) -> None:
     assert doctor("partiton: main\n") == 2
     assert "site.yaml, line 1: partiton is not an option (did you mean 'partition'?)" in error(capsys)
 
 
-def test_no_slurm_on_this_machine(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_slurm_on_this_machine(programs, capsys) -> None:
     for each in programs.iterdir():
         each.unlink()
     assert doctor() == 1
@@ -150,9 +146,7 @@ def test_no_slurm_on_this_machine(programs: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("name", ["scontrol", "sinfo", "sacctmgr", "sbatch"])
-def test_a_controller_that_does_not_answer(
-    name: str, programs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_controller_that_does_not_answer(name, programs, capsys) -> None:
     program(programs / name, f"echo '{UNREACHABLE}' >&2; exit 1")
     assert doctor() == 1
     message = error(capsys)

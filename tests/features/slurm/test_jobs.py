@@ -9,7 +9,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import builders
@@ -23,7 +22,7 @@ from harness.jobs.start import stranger_to
 from harness.launchers.jobs import forget, kept_job_statuses
 from harness.machine.code import checkout, code_hash
 from results.environment import CodeVersion
-from results.job import Job, Submission
+from results.job import Submission
 from results.job_store import JobStore
 from results.launch import Slot
 from results.outcome import Outcome
@@ -58,13 +57,13 @@ class Queue:
 
 def statuses(study: Study, queue: Queue) -> list[JobStatus]:
     """The statuses of the study's jobs after this queue was asked."""
-    kept = slurm_jobs.kept(study, JobStore(study.root).jobs())
-    return slurm_jobs.asked(study, kept, queue)  # type: ignore[arg-type]
+    kept = slurm_jobs.SlurmLauncher().kept(study, JobStore(study.root).jobs())
+    return slurm_jobs.asked(study, kept, queue)
 
 
 def settled(study: Study, queue: Queue) -> list[JobStatus]:
     """The same, with jobs found of which it was not known whether they were submitted."""
-    return slurm_jobs.settled(study, statuses(study, queue), queue)  # type: ignore[arg-type]
+    return slurm_jobs.settled(study, statuses(study, queue), queue)
 
 
 def view_of(state: str, *, job_id: int = 17, name: str = "name-0001-1x1", **facts: object) -> JobView:
@@ -81,14 +80,13 @@ def view_of(state: str, *, job_id: int = 17, name: str = "name-0001-1x1", **fact
         end=None,
         source="squeue",
     )
-    return replace(plain, **facts)  # type: ignore[arg-type]
+    return replace(plain, **facts)
 
 
-def test_a_call_that_the_scheduler_saw_end_well_has_ended_well(tmp_path: Path) -> None:
+def test_a_call_that_the_scheduler_saw_end_well_has_ended_well(tmp_path) -> None:
     """A job without cells runs a command of bench, which writes no end of a job."""
     study = submitted(tmp_path, a_job(cells=()))
     [status] = statuses(study, Queue(view_of("COMPLETED", exit_code=0)))
-    assert status.ended is not None
     assert status.ended.outcome is Outcome.OK
 
 
@@ -107,12 +105,9 @@ def test_a_call_that_the_scheduler_saw_end_well_has_ended_well(tmp_path: Path) -
         (None, Outcome.UNKNOWN),
     ],
 )
-def test_a_job_that_left_no_word_ended_as_the_scheduler_says(
-    tmp_path: Path, view: JobView | None, outcome: Outcome
-) -> None:
+def test_a_job_that_left_no_word_ended_as_the_scheduler_says(tmp_path, view, outcome) -> None:
     study = submitted(tmp_path, a_job())
     [status] = statuses(study, Queue(*([view] if view else [])))
-    assert status.ended is not None
     assert (status.ended.outcome, status.is_live) == (outcome, False)
     # Written down: the scheduler is not asked again, and will have forgotten.
     silent = Queue()
@@ -120,7 +115,7 @@ def test_a_job_that_left_no_word_ended_as_the_scheduler_says(
     assert silent.asked == []
 
 
-def test_a_killed_program_is_told_and_its_runs_are_made_again(tmp_path: Path) -> None:
+def test_a_killed_program_is_told_and_its_runs_are_made_again(tmp_path) -> None:
     plan = plan_of(gpus="1", strategy="single", repeats=1)
     study = submitted(tmp_path, a_job())
     study.add_plan(plan)
@@ -135,7 +130,7 @@ def test_a_killed_program_is_told_and_its_runs_are_made_again(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "MOONLIGHT"])
-def test_a_job_that_may_still_run_keeps_its_cells(tmp_path: Path, state: str) -> None:
+def test_a_job_that_may_still_run_keeps_its_cells(tmp_path, state) -> None:
     study = submitted(tmp_path, a_job())
     found = statuses(study, Queue(view_of(state)))
     assert (found[0].is_live, held_by_jobs(found)) == (True, {"cell-a"})
@@ -160,12 +155,7 @@ def test_a_job_that_may_still_run_keeps_its_cells(tmp_path: Path, state: str) ->
     ],
 )
 def test_a_jobs_own_word_for_its_last_start_counts_more_than_the_schedulers(
-    tmp_path: Path,
-    own_word: Outcome | None,
-    scheduler_id: str | None,
-    view: JobView | None,
-    state: str,
-    words: str,
+    tmp_path, own_word, scheduler_id, view, state, words
 ) -> None:
     job = a_job()
     study = submitted(tmp_path, job, scheduler_id)
@@ -175,7 +165,7 @@ def test_a_jobs_own_word_for_its_last_start_counts_more_than_the_schedulers(
     assert (status.state, status.words[: len(words)]) == (state, words)
 
 
-def test_all_jobs_are_asked_about_at_once(tmp_path: Path) -> None:
+def test_all_jobs_are_asked_about_at_once(tmp_path) -> None:
     for number in (1, 2, 3):
         study = submitted(tmp_path, a_job(f"000{number}-1x1"), str(number))
     queue = Queue()
@@ -183,18 +173,17 @@ def test_all_jobs_are_asked_about_at_once(tmp_path: Path) -> None:
     assert queue.asked == [[1, 2, 3]]
 
 
-def test_a_job_whose_submission_was_not_heard_of_is_found_by_its_name(tmp_path: Path) -> None:
+def test_a_job_whose_submission_was_not_heard_of_is_found_by_its_name(tmp_path) -> None:
     study = submitted(tmp_path, a_job(), None)
     queue = Queue(view_of("RUNNING", job_id=23, name="name-0001-1x1"))
     [lost] = statuses(study, queue)
     assert lost.state == "not submitted"
     [found] = settled(study, queue)
     assert (found.is_live, JobStore(tmp_path).submission("0001-1x1")) == (True, found.submission)
-    assert found.submission is not None
     assert found.submission.scheduler_id == "23"
 
 
-def test_another_clusters_jobs_are_not_taken_for_ours(tmp_path: Path) -> None:
+def test_another_clusters_jobs_are_not_taken_for_ours(tmp_path) -> None:
     study = submitted(tmp_path, a_job())
     with pytest.raises(SlurmError, match="job 17 'theirs', but bench submitted it as 'name-0001-1x1'"):
         statuses(study, Queue(view_of("COMPLETED", name="theirs")))
@@ -204,7 +193,7 @@ def test_another_clusters_jobs_are_not_taken_for_ours(tmp_path: Path) -> None:
     assert [(job.state, job.is_live) for job in kept_job_statuses(study)] == [("cancelled", False)]
 
 
-def test_jobs_are_asked_about_where_they_were_submitted(tmp_path: Path) -> None:
+def test_jobs_are_asked_about_where_they_were_submitted(tmp_path) -> None:
     study = submitted(tmp_path, a_job(), cluster="other")
     queue = Queue()
     with pytest.raises(SlurmError, match="are on the cluster other, and this is lab"):
@@ -212,19 +201,17 @@ def test_jobs_are_asked_about_where_they_were_submitted(tmp_path: Path) -> None:
     assert queue.asked == []
 
 
-def test_a_job_that_accounting_alone_believes_to_run_can_be_closed(tmp_path: Path) -> None:
+def test_a_job_that_accounting_alone_believes_to_run_can_be_closed(tmp_path) -> None:
     study = submitted(tmp_path, a_job())
     queue = Queue(view_of("RUNNING", source="sacct"))
     assert statuses(study, queue)[0].is_live
-    done = slurm_jobs.cancel(study, statuses(study, queue), queue)  # type: ignore[arg-type]
+    done = slurm_jobs.cancel(study, statuses(study, queue), queue)
     assert done == Cancelled(told=("17",))
     assert queue.cancelled == [17]
     assert [job.state for job in kept_job_statuses(study)] == ["cancelled"]
 
 
-def test_a_reader_who_may_not_write_sees_what_would_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_who_may_not_write_sees_what_would_be_written(tmp_path, monkeypatch) -> None:
     study = submitted(tmp_path, a_job())
     monkeypatch.setattr("os.access", lambda path, mode: False)
     [status] = statuses(study, Queue(view_of("NODE_FAIL")))
@@ -273,13 +260,11 @@ def test_an_allocation_is_read_from_slurms_variables() -> None:
         (GOOD, {}, "16", "it was submitted as job 16, and this is job 17"),
     ],
 )
-def test_a_job_is_not_run_where_it_does_not_belong(
-    job: Job, variables: dict[str, str], submission: str | None, reason: str | None
-) -> None:
+def test_a_job_is_not_run_where_it_does_not_belong(job, variables, submission, reason) -> None:
     allocation = Allocation.here({**HERE, **variables})
     assert allocation is not None
     at = "2026-01-01T00:00:00Z"
     told = None if submission is None else Submission(job_id="j", scheduler_id=submission, submitted_at=at)
     environment = SimpleNamespace(scheduler_id="17")
-    found = stranger_to(told, environment) or allocation.obstacle(job)  # type: ignore[arg-type]
+    found = stranger_to(told, environment) or allocation.obstacle(job)
     assert found is None if reason is None else str(found).startswith(reason)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from launcher_laws import JobLaws
@@ -13,11 +12,11 @@ class TestSlurm(JobLaws):
     name = "slurm"
 
     @pytest.fixture(autouse=True)
-    def _cluster(self, lab: Any) -> None:
+    def _cluster(self, lab) -> None:
         self.lab = lab
 
     @pytest.fixture
-    def idle(self, lab: Any) -> Iterator[None]:
+    def idle(self, lab) -> Iterator[None]:
         lab.drain()
         yield
         lab.resume()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ SCRONTAB = Path(__file__).parents[3] / "docs" / "ci" / "scrontab"
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slurm")]
 
 
-def test_slurm_takes_the_options_of_the_scrontab(lab: object) -> None:
+def test_slurm_takes_the_options_of_the_scrontab(lab) -> None:
     text = SCRONTAB.read_text()
     options = re.findall(r"^#SCRON (--\S+)$", text, re.MULTILINE)
     (command,) = re.findall(r"^0 3 \* \* \* (.+)$", text, re.MULTILINE)
@@ -26,7 +25,7 @@ def test_slurm_takes_the_options_of_the_scrontab(lab: object) -> None:
 
 
 @pytest.mark.needs("gate")
-def test_a_night_whose_jobs_are_live_keeps_the_next_one_away(bench: Any, lab: Any) -> None:
+def test_a_night_whose_jobs_are_live_keeps_the_next_one_away(bench, lab) -> None:
     (bench.folder / "nightly.yaml").write_text("workload: mlp\ngpus: 1\nrepeats: 1\n")
     night = ("matrix", "nightly.yaml", "--fresh", "--launcher", "slurm")
     lab.command("scontrol", "update", "PartitionName=main", "State=DOWN")

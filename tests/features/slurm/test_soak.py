@@ -601,21 +601,13 @@ class OnThisMachine:
 
 
 @pytest.fixture(scope="module")
-def expected(
-    bench_in: Callable[..., Bench],
-    faulty_model: Callable[..., tuple[str, ...]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, set[bytes]]:
+def expected(bench_in, faulty_model, tmp_path_factory) -> dict[str, set[bytes]]:
     """The figures of the cells in an undisturbed study."""
     return trained(bench_in, faulty_model, tmp_path_factory, CELLS)
 
 
 @pytest.fixture(scope="module")
-def expected_over_a_link(
-    bench_in: Callable[..., Bench],
-    faulty_model: Callable[..., tuple[str, ...]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, set[bytes]]:
+def expected_over_a_link(bench_in, faulty_model, tmp_path_factory) -> dict[str, set[bytes]]:
     """The same on virtual nodes with a link."""
     return trained(bench_in, faulty_model, tmp_path_factory, LINKED)
 
@@ -636,13 +628,7 @@ def trained(
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("turn", range(ROUNDS))
-def test_a_study_on_slurm_outlives_any_fault(
-    turn: int,
-    bench: Bench,
-    lab: Any,
-    faulty_model: Callable[..., tuple[str, ...]],
-    expected: dict[str, set[bytes]],
-) -> None:
+def test_a_study_on_slurm_outlives_any_fault(turn, bench, lab, faulty_model, expected) -> None:
     strikes, chance = drawn("slurm", turn, ON_SLURM)
     with entry("slurm", turn, strikes):
         soak = Soak(bench, "slurm", strikes)
@@ -650,7 +636,7 @@ def test_a_study_on_slurm_outlives_any_fault(
 
 
 @pytest.fixture
-def group(memory_group: Callable[[int], list[str]]) -> tuple[str, ...]:
+def group(memory_group) -> tuple[str, ...]:
     """Words before a command that let it and all it starts have MEMORY_BYTES; none where that cannot be."""
     try:
         return tuple(memory_group(MEMORY_BYTES))
@@ -662,12 +648,7 @@ def group(memory_group: Callable[[int], list[str]]) -> tuple[str, ...]:
 @pytest.mark.long
 @pytest.mark.parametrize("turn", range(ROUNDS))
 def test_a_study_on_this_machine_outlives_any_fault(
-    turn: int,
-    bench_in: Callable[..., Bench],
-    faulty_model: Callable[..., tuple[str, ...]],
-    tmp_path: Path,
-    group: tuple[str, ...],
-    expected: dict[str, set[bytes]],
+    turn, bench_in, faulty_model, tmp_path, group, expected
 ) -> None:
     strikes, chance = drawn("local", turn, HERE)
     with entry("local", turn, strikes):
@@ -679,12 +660,7 @@ def test_a_study_on_this_machine_outlives_any_fault(
 @pytest.mark.long
 @pytest.mark.parametrize("turn", range(ROUNDS))
 def test_a_study_over_a_link_outlives_any_fault(
-    turn: int,
-    bench_in: Callable[..., Bench],
-    faulty_model: Callable[..., tuple[str, ...]],
-    tmp_path: Path,
-    group: tuple[str, ...],
-    expected_over_a_link: dict[str, set[bytes]],
+    turn, bench_in, faulty_model, tmp_path, group, expected_over_a_link
 ) -> None:
     strikes, chance = drawn("link", turn, HERE_LINKED)
     with entry("link", turn, strikes):

@@ -18,7 +18,7 @@ LAUNCH = a_launch(2, 8, device="cuda", backend="nccl", slots=())
 
 
 @pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def log(tmp_path, monkeypatch) -> Path:
     """The log of a job that has been preempted before, and runs again."""
     monkeypatch.setattr(slurm_starter, "NOTICE_S", 0.1)
     path = tmp_path / "job-17.log"
@@ -26,7 +26,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_each_launch_meets_at_a_port_of_its_own_on_the_first_node(tmp_path: Path) -> None:
+def test_each_launch_meets_at_a_port_of_its_own_on_the_first_node(tmp_path) -> None:
     starter = SlurmStarter(SiteProfile(cpus_per_gpu=4), ALLOCATION, tmp_path)
     path = tmp_path / "launches" / "l" / "launch.json"
     first, second = starter.command(LAUNCH, path), starter.command(LAUNCH, path)
@@ -38,11 +38,11 @@ def test_each_launch_meets_at_a_port_of_its_own_on_the_first_node(tmp_path: Path
     assert {"--nodes=2", "--ntasks=2", "--cpus-per-task=32", "--kill-on-bad-exit=1"} <= set(first)
 
 
-def test_supervisors_know_its_words(tmp_path: Path) -> None:
+def test_supervisors_know_its_words(tmp_path) -> None:
     assert SlurmStarter.log_words == SLURM_WORDS
 
 
-def test_ranks_in_a_container_have_its_python(tmp_path: Path) -> None:
+def test_ranks_in_a_container_have_its_python(tmp_path) -> None:
     site = SiteProfile(python="/opt/python", container=Container(image="a.sqsh", python="python3.12"))
     command = SlurmStarter(site, ALLOCATION, tmp_path).command(LAUNCH, tmp_path / "launch.json")
     assert command[-5] == "python3.12"
@@ -50,7 +50,7 @@ def test_ranks_in_a_container_have_its_python(tmp_path: Path) -> None:
     assert outside.command(LAUNCH, tmp_path / "launch.json")[-5] == "/opt/python"
 
 
-def test_ranks_are_bound_where_nobody_else_is_on_the_node(tmp_path: Path) -> None:
+def test_ranks_are_bound_where_nobody_else_is_on_the_node(tmp_path) -> None:
     assert SlurmStarter(SiteProfile(exclusive=True), ALLOCATION, tmp_path).pins
 
 
@@ -65,11 +65,7 @@ def test_ranks_are_bound_where_nobody_else_is_on_the_node(tmp_path: Path) -> Non
     ],
 )
 def test_a_step_has_the_time_in_which_slurm_frees_a_node_to_be_created(
-    unkillable: str | None,
-    profile: dict[str, str],
-    limit_s: float,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    unkillable, profile, limit_s, tmp_path, monkeypatch
 ) -> None:
     settings = "ClusterName = lab\nSLURM_VERSION = 22.05.8\nAccountingStorageType = accounting_storage/none\n"
     scontrol = tmp_path / "scontrol"
@@ -80,7 +76,7 @@ def test_a_step_has_the_time_in_which_slurm_frees_a_node_to_be_created(
     assert SlurmStarter(SiteProfile(**profile), ALLOCATION, tmp_path).most_delay_s == limit_s
 
 
-def test_the_notice_of_this_start_says_why_the_job_ends(log: Path) -> None:
+def test_the_notice_of_this_start_says_why_the_job_ends(log) -> None:
     starter = SlurmStarter(SiteProfile(), ALLOCATION, log.parent)
     with log.open("a") as file:
         file.write(EARLIER.replace("PREEMPTION", "TIME LIMIT"))
@@ -88,7 +84,7 @@ def test_the_notice_of_this_start_says_why_the_job_ends(log: Path) -> None:
     assert starter.notice() == starter.interruption()
 
 
-def test_the_notice_of_an_earlier_start_does_not_count(log: Path) -> None:
+def test_the_notice_of_an_earlier_start_does_not_count(log) -> None:
     starter = SlurmStarter(SiteProfile(), ALLOCATION, log.parent)
     assert starter.notice() is None
     stopped = starter.interruption()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,7 @@ Bench = Any
 
 
 @pytest.fixture(scope="module")
-def four(
-    running_lab: Any, bench_in: Callable[..., Bench], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Bench, list[Any]]:
+def four(running_lab, bench_in, tmp_path_factory) -> tuple[Bench, list[Any]]:
     """A study on one and on four nodes, and its calls: before there was any, while jobs lived, and after."""
     bench = bench_in(tmp_path_factory.mktemp("four"), running_lab)
     running_lab.wait_idle()
@@ -38,7 +36,7 @@ def four(
 
 
 @pytest.mark.slow
-def test_cells_train_on_nodes_and_are_proven(four: tuple[Bench, list[Any]]) -> None:
+def test_cells_train_on_nodes_and_are_proven(four) -> None:
     bench, _ = four
     results = bench.results()
     assert {result.outcome for result in results} == {Outcome.OK}
@@ -50,7 +48,7 @@ def test_cells_train_on_nodes_and_are_proven(four: tuple[Bench, list[Any]]) -> N
 
 
 @pytest.mark.slow
-def test_every_job_has_timed_the_baseline_cell(four: tuple[Bench, list[Any]]) -> None:
+def test_every_job_has_timed_the_baseline_cell(four) -> None:
     bench, _ = four
     study = bench.study()
     baseline = {cell for cell in study.cell_ids() if study.cell(cell).strategy == "single"}
@@ -70,7 +68,7 @@ def test_every_job_has_timed_the_baseline_cell(four: tuple[Bench, list[Any]]) ->
 
 
 @pytest.mark.slow
-def test_the_same_call_submits_nothing_twice(four: tuple[Bench, list[Any]]) -> None:
+def test_the_same_call_submits_nothing_twice(four) -> None:
     bench, (_, first, second, busy, last) = four
     assert [call.code for call in (first, second, busy, last)] == [0, 0, 1, 0]
     assert len(re.findall(r"^job \d+: ", first.stderr, re.MULTILINE)) == 2
@@ -81,7 +79,7 @@ def test_the_same_call_submits_nothing_twice(four: tuple[Bench, list[Any]]) -> N
 
 
 @pytest.mark.slow
-def test_a_dry_run_shows_the_very_scripts(four: tuple[Bench, list[Any]]) -> None:
+def test_a_dry_run_shows_the_very_scripts(four) -> None:
     bench, (shown, *_) = four
     scripts = sorted(bench.study().root.glob("jobs/*/script.sh"))
     assert len(scripts) == 2
@@ -92,11 +90,10 @@ def test_a_dry_run_shows_the_very_scripts(four: tuple[Bench, list[Any]]) -> None
 
 def _name(script: Path) -> str:
     match = re.search(r"--job-name=(\S+)", script.read_text())
-    assert match is not None
     return match[1]
 
 
-def test_a_plan_up_to_256_gpus_is_nine_jobs(bench: Bench) -> None:
+def test_a_plan_up_to_256_gpus_is_nine_jobs(bench) -> None:
     (bench.folder / "site.yaml").write_text("{gpus_per_node: 8, partition: main}")
     wide = (*MLP, "--gpus", "1..256", "--strategy", "single,ddp", "--site", "site.yaml", "--device", "cuda")
     shown = bench.matrix(*wide, "--dry-run")
@@ -114,13 +111,13 @@ STRAY = {"SBATCH_PARTITION": "nonsense", "SBATCH_TIMELIMIT": "1", "SBATCH_HOLD":
 
 
 @pytest.fixture
-def drained(lab: Any) -> Any:
+def drained(lab) -> Any:
     """The cluster with no node that starts anything: jobs wait."""
     lab.drain()
     return lab
 
 
-def test_variables_of_the_shell_change_no_job(drained: Any, bench: Bench) -> None:
+def test_variables_of_the_shell_change_no_job(drained, bench) -> None:
     shown = bench.matrix(*ONE, "--dry-run")
     done = bench.matrix(*ONE, **STRAY)
     assert done.code == 0, done.stderr
@@ -136,7 +133,7 @@ def test_variables_of_the_shell_change_no_job(drained: Any, bench: Bench) -> Non
     assert (bench.folder / "kept.sh").read_text() == script.read_text()
 
 
-def test_the_budget_is_held_before_anything_is_written(bench: Bench) -> None:
+def test_the_budget_is_held_before_anything_is_written(bench) -> None:
     (bench.folder / "site.yaml").write_text("{gpus_per_node: 8}")
     call = (*ONE, "--site", "site.yaml", "--device", "cuda", "--max-gpu-hours")
     # One GPU for ten minutes, the shortest limit: 0.17 hours.
@@ -149,7 +146,7 @@ def test_the_budget_is_held_before_anything_is_written(bench: Bench) -> None:
     assert len(bench.jobs()) == 1
 
 
-def test_a_full_queue_takes_what_it_can(drained: Any, bench: Bench) -> None:
+def test_a_full_queue_takes_what_it_can(drained, bench) -> None:
     (bench.folder / "site.yaml").write_text("{gpu_request: none, submit_limit: 1}")
     call = (*TWO, "--site", "site.yaml")
     first = bench.matrix(*call)
@@ -168,7 +165,7 @@ def test_a_full_queue_takes_what_it_can(drained: Any, bench: Bench) -> None:
 
 
 @pytest.mark.slow
-def test_waiting_for_room_submits_all(lab: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_room_submits_all(lab, bench, monkeypatch) -> None:
     monkeypatch.setattr(slurm_call, "POLL_S", 0.5)
     (bench.folder / "site.yaml").write_text("{gpu_request: none, submit_limit: 1}")
     cells = (*ONE, "--batch-size", "16,32", "--jobs-per-cell")
@@ -183,7 +180,7 @@ def test_waiting_for_room_submits_all(lab: Any, bench: Bench, monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_a_job_that_submits_the_rest(lab: Any, bench: Bench) -> None:
+def test_a_job_that_submits_the_rest(lab, bench) -> None:
     (bench.folder / "site.yaml").write_text("{gpu_request: none, submit_limit: 3}")
     cells = (*ONE, "--batch-size", "16,32,64,128", "--jobs-per-cell")
     done = bench.matrix(*cells, "--site", "site.yaml", "--feed", "depend")
@@ -199,7 +196,7 @@ def test_a_job_that_submits_the_rest(lab: Any, bench: Bench) -> None:
     assert (len({result.cell_id for result in results}), len(results)) == (4, 7)
 
 
-def test_a_job_that_submits_the_rest_needs_room_for_itself_and_the_next(bench: Bench, drained: Any) -> None:
+def test_a_job_that_submits_the_rest_needs_room_for_itself_and_the_next(bench, drained) -> None:
     """It runs, a job waits, and the next one that submits waits for that job: three at once."""
     cells = (*ONE, "--batch-size", "16,32,64,128", "--jobs-per-cell", "--site", "site.yaml")
     for limit in (1, 2):
@@ -210,7 +207,7 @@ def test_a_job_that_submits_the_rest_needs_room_for_itself_and_the_next(bench: B
         assert bench.jobs() == []
 
 
-def test_nobody_is_left_to_submit_the_rest_and_says_so(bench: Bench, drained: Any) -> None:
+def test_nobody_is_left_to_submit_the_rest_and_says_so(bench, drained) -> None:
     """The queue is full of other jobs of the same user."""
     for _ in range(3):
         drained.command("sbatch", "--output=/dev/null", "--wrap=true")
@@ -221,7 +218,7 @@ def test_nobody_is_left_to_submit_the_rest_and_says_so(bench: Bench, drained: An
     assert bench.jobs() == []
 
 
-def test_a_refused_job_does_not_stop_the_others(drained: Any, bench: Bench) -> None:
+def test_a_refused_job_does_not_stop_the_others(drained, bench) -> None:
     # Four nodes are there, and eight are not.
     call = (*MLP, "--gpus", "1,8", "--gpus-per-node", "1", "--strategy", "single,ddp")
     done = bench.matrix(*call)
@@ -235,7 +232,7 @@ def test_a_refused_job_does_not_stop_the_others(drained: Any, bench: Bench) -> N
 
 
 @pytest.fixture
-def lenient(drained: Any) -> Iterator[Any]:
+def lenient(drained) -> Iterator[Any]:
     """A cluster that takes jobs beyond the limits of their partition and keeps them waiting: the default."""
     path = drained.folder / "slurm.conf"
     text = path.read_text()
@@ -248,7 +245,7 @@ def lenient(drained: Any) -> Iterator[Any]:
 
 
 def test_a_job_beyond_the_limits_of_its_partition_is_refused_and_the_others_are_submitted(
-    lenient: Any, bench: Bench
+    lenient, bench
 ) -> None:
     done = bench.matrix(*TWO, "--partition", "short")
     assert (done.code, len(bench.jobs())) == (1, 1)
@@ -260,7 +257,7 @@ def test_a_job_beyond_the_limits_of_its_partition_is_refused_and_the_others_are_
     assert bench.matrix(*ONE, "--partition", "short,main", "--time", "31m", out="long").code == 0
 
 
-def test_cancel_ends_what_waits_and_the_same_call_submits_it_again(drained: Any, bench: Bench) -> None:
+def test_cancel_ends_what_waits_and_the_same_call_submits_it_again(drained, bench) -> None:
     assert bench.matrix(*TWO).code == 0
     assert len(bench.jobs()) == 2
     done = bench("cancel", "study")
@@ -276,7 +273,7 @@ NASTY = 'it\'s a "study" $(touch pwned) `id` \u00e9 100% #1;'
 
 @pytest.mark.slow
 def test_a_job_for_each_cell_and_one_that_reports_in_a_folder_with_every_special_character(
-    lab: Any, bench: Bench
+    lab, bench
 ) -> None:
     (bench.folder / "site.yaml").write_text(
         "gpu_request: none\nsetup:\n  - 'echo \"it''s $(echo 5 + 5)\"'\n  - 'export MINE=\"a b\"'\n"
@@ -296,10 +293,10 @@ def test_a_job_for_each_cell_and_one_that_reports_in_a_folder_with_every_special
     assert len(logs) == 3
     assert all("it's 5 + 5" in log for log in logs)
     assert NOTHING in bench.matrix(*call, out=NASTY).stderr
-    assert store.ended(store.jobs()[2].job_id).outcome is Outcome.OK  # type: ignore[union-attr]
+    assert store.ended(store.jobs()[2].job_id).outcome is Outcome.OK
 
 
-def test_names_that_no_script_can_hold_are_refused(bench: Bench) -> None:
+def test_names_that_no_script_can_hold_are_refused(bench) -> None:
     for out in ("two\nlines", "back\\slash"):
         done = bench.matrix(*ONE, out=out)
         assert done.code == 2, out
@@ -308,7 +305,7 @@ def test_names_that_no_script_can_hold_are_refused(bench: Bench) -> None:
         assert bench.jobs(out) == []
 
 
-def test_a_partition_is_a_word_to_slurm_whatever_it_holds(bench: Bench) -> None:
+def test_a_partition_is_a_word_to_slurm_whatever_it_holds(bench) -> None:
     (bench.folder / "site.yaml").write_text("gpu_request: none\npartition: 'no \"$(touch pwned)\" such'\n")
     done = bench.matrix(*ONE, "--site", "site.yaml")
     assert done.code == 1

@@ -109,7 +109,7 @@ class Scene:
 
 
 @pytest.fixture
-def scene(bench: Bench, faulty_model: Callable[..., tuple[str, ...]]) -> Scene:
+def scene(bench, faulty_model) -> Scene:
     return Scene(bench, faulty_model, ALONE)
 
 
@@ -123,12 +123,7 @@ STANDING = ("cancelled", "requeued", "preempted", "near its limit", "past its li
 
 
 @pytest.fixture(scope="module")
-def scenes(
-    running_lab: Any,
-    bench_in: Callable[..., Bench],
-    faulty_model: Callable[..., tuple[str, ...]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[dict[str, Scene]]:
+def scenes(running_lab, bench_in, faulty_model, tmp_path_factory) -> Iterator[dict[str, Scene]]:
     """The studies of STANDING and one with every fault of a program, each at the end of its first job."""
     lab = running_lab
     lab.wait_idle()
@@ -189,7 +184,7 @@ def _edited(lab: Any, scene: Scene, old: str, new: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def ended(scenes: dict[str, Scene]) -> dict[str, Any]:
+def ended(scenes) -> dict[str, Any]:
     """The answers of the same command at the end of all jobs."""
     scenes["faulty"].bench.settle()
     for scene in scenes.values():
@@ -198,7 +193,7 @@ def ended(scenes: dict[str, Scene]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def again(scenes: dict[str, Scene], ended: dict[str, Any]) -> dict[str, Scene]:
+def again(scenes, ended) -> dict[str, Scene]:
     """The studies at the end of the jobs that it has submitted."""
     scenes["faulty"].bench.settle()
     return scenes
@@ -206,7 +201,7 @@ def again(scenes: dict[str, Scene], ended: dict[str, Any]) -> dict[str, Scene]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", FAULTS)
-def test_each_fault_of_a_program_has_its_outcome(again: dict[str, Scene], batch: int) -> None:
+def test_each_fault_of_a_program_has_its_outcome(again, batch) -> None:
     faulty = again["faulty"]
     _, outcome, words = FAULTS[batch]
     cells = {cell.id: cell.micro_batch for cell in faulty.bench.study().plans()[0].cells}
@@ -218,7 +213,7 @@ def test_each_fault_of_a_program_has_its_outcome(again: dict[str, Scene], batch:
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_leaves_its_stack(again: dict[str, Scene]) -> None:
+def test_a_rank_that_hangs_leaves_its_stack(again) -> None:
     root = again["faulty"].bench.study().root
     stacks = [path.read_text() for path in root.glob("launches/*/torchrun/**/stderr.log")]
     assert [text for text in stacks if "faulty.py" in text and "in hang" in text]
@@ -240,12 +235,7 @@ def test_a_rank_that_hangs_leaves_its_stack(again: dict[str, Scene]) -> None:
     ],
 )
 def test_a_job_that_was_ended_goes_on_with_the_same_command(
-    again: dict[str, Scene],
-    ended: dict[str, Any],
-    expected: Figures,
-    name: str,
-    outcome: Outcome,
-    words: str,
+    again, ended, expected, name, outcome, words
 ) -> None:
     ((found, reason),) = again[name].told()
     assert found is outcome
@@ -256,7 +246,7 @@ def test_a_job_that_was_ended_goes_on_with_the_same_command(
 
 
 @pytest.mark.slow
-def test_a_job_whose_notice_comes_early_uses_its_time(again: dict[str, Scene]) -> None:
+def test_a_job_whose_notice_comes_early_uses_its_time(again) -> None:
     near = again["near its limit"]
     (lost,) = near.lost()
     attempt = near.bench.study().attempts()[lost.run_id]
@@ -269,9 +259,7 @@ def test_a_job_whose_notice_comes_early_uses_its_time(again: dict[str, Scene]) -
     ("name", "words"),
     [("requeued", "Slurm ended it due to job requeue"), ("preempted", "due to preemption")],
 )
-def test_a_job_that_is_put_back_skips_what_it_has_done(
-    again: dict[str, Scene], ended: dict[str, Any], expected: Figures, name: str, words: str
-) -> None:
+def test_a_job_that_is_put_back_skips_what_it_has_done(again, ended, expected, name, words) -> None:
     ((outcome, reason),) = again[name].told()
     assert outcome is Outcome.PREEMPTED
     assert words in reason
@@ -282,9 +270,7 @@ def test_a_job_that_is_put_back_skips_what_it_has_done(
 
 
 @pytest.mark.slow
-def test_scripts_that_are_submitted_by_hand_harm_nothing(
-    again: dict[str, Scene], ended: dict[str, Any], expected: Figures
-) -> None:
+def test_scripts_that_are_submitted_by_hand_harm_nothing(again, ended, expected) -> None:
     copied = again["copied"]
     assert copied.told() == []
     copied.must_be_whole(expected)
@@ -292,15 +278,12 @@ def test_scripts_that_are_submitted_by_hand_harm_nothing(
     store = JobStore(copied.bench.study().root)
     (job,) = store.jobs()
     end = store.ended(job.job_id)
-    assert end is not None
     assert (end.scheduler_id, end.outcome) == (str(copied.job_id), Outcome.OK)
     assert [start.scheduler_id for start in store.starts(job.job_id)] == [str(copied.job_id)]
 
 
 @pytest.mark.slow
-def test_what_failed_is_run_again_when_asked_and_all_is_as_if_undisturbed(
-    again: dict[str, Scene], expected: Figures
-) -> None:
+def test_what_failed_is_run_again_when_asked_and_all_is_as_if_undisturbed(again, expected) -> None:
     faulty = again["faulty"]
     # By itself the same command has run again what was not the program's fault alone.
     assert sorted(batch for batch, outcome in faulty.runs() if outcome is Outcome.OK) == [4, 64]
@@ -311,7 +294,7 @@ def test_what_failed_is_run_again_when_asked_and_all_is_as_if_undisturbed(
 
 
 @pytest.mark.slow
-def test_a_node_without_power(scene: Scene, lab: Any, expected: Figures) -> None:
+def test_a_node_without_power(scene, lab, expected) -> None:
     """First the node of rank 1, which rank 0 notices before Slurm does; then the program's node."""
     scene.cells = PAIR
     scene.submit("1/2 8 wait")
@@ -335,7 +318,7 @@ def test_a_node_without_power(scene: Scene, lab: Any, expected: Figures) -> None
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_controller_that_is_restarted_while_a_job_runs(scene: Scene, lab: Any, expected: Figures) -> None:
+def test_a_controller_that_is_restarted_while_a_job_runs(scene, lab, expected) -> None:
     """It is away when the job starts its next launch: that one is tried again, and no run is lost."""
     scene.cells = (*PAIR[:-1], "8")
     # The job's baseline, on one device, comes first.
@@ -373,9 +356,7 @@ def test_a_controller_that_is_restarted_while_a_job_runs(scene: Scene, lab: Any,
         ("", "srun: error: n1: task 0: Exited with exit code 1\n", None),
     ],
 )
-def test_who_was_killed_is_in_the_logs(
-    tmp_path: Path, agent: str, srun: str, killed: tuple[str, str] | None
-) -> None:
+def test_who_was_killed_is_in_the_logs(tmp_path, agent, srun, killed) -> None:
     (tmp_path / "agent-1.log").write_text(f"some words\n{agent}")
     (tmp_path / "torchrun.log").write_text(f"some words\n{srun}")
     assert killed_on_a_node(tmp_path, LogWords(agent_killed=SRUN_KILLED)) == killed
@@ -385,9 +366,7 @@ def test_who_was_killed_is_in_the_logs(
 
 
 @pytest.mark.slow
-def test_a_script_that_was_edited_and_submitted_for_a_job_that_was_not_taken(
-    scene: Scene, lab: Any, deaf: pytest.MonkeyPatch
-) -> None:
+def test_a_script_that_was_edited_and_submitted_for_a_job_that_was_not_taken(scene, lab, deaf) -> None:
     """The job cannot know that it is not the study's, but its allocation does not fit."""
     assert scene.again().code == 1
     deaf.undo()
@@ -406,7 +385,7 @@ def test_a_script_that_was_edited_and_submitted_for_a_job_that_was_not_taken(
 
 
 @pytest.mark.slow
-def test_a_launch_whose_step_slurm_does_not_create_is_run_again(scene: Scene) -> None:
+def test_a_launch_whose_step_slurm_does_not_create_is_run_again(scene) -> None:
     scene.cells = (*ALONE[:-1], "8")
     profile = scene.bench.folder / "site.yaml"
     profile.write_text("{gpu_request: none, step_creation: 10s, setup: [srun -n1 sleep 600 &]}")
@@ -421,7 +400,7 @@ def test_a_launch_whose_step_slurm_does_not_create_is_run_again(scene: Scene) ->
 
 
 @pytest.mark.slow
-def test_code_that_is_edited_while_the_job_waits(scene: Scene, lab: Any, expected: Figures) -> None:
+def test_code_that_is_edited_while_the_job_waits(scene, lab, expected) -> None:
     copy = scene.bench.folder / "code"
     for name in PACKAGES:
         shutil.copytree(checkout() / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -456,9 +435,7 @@ def test_code_that_is_edited_while_the_job_waits(scene: Scene, lab: Any, expecte
 
 
 @pytest.mark.slow
-def test_a_submission_without_an_answer_is_found_again(
-    scene: Scene, lab: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_submission_without_an_answer_is_found_again(scene, lab, monkeypatch) -> None:
     def silent(command: Any, *, stdin: str, environment: Mapping[str, str], timeout_s: float) -> Completed:
         done = run_program(command, stdin=stdin, environment=environment, timeout_s=timeout_s)
         if command[0] == "sbatch":
@@ -492,9 +469,7 @@ def deaf() -> Iterator[pytest.MonkeyPatch]:
 
 
 @pytest.mark.slow
-def test_a_job_that_the_scheduler_never_took_is_submitted_again(
-    scene: Scene, deaf: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_the_scheduler_never_took_is_submitted_again(scene, deaf) -> None:
     assert scene.again().code == 1
     deaf.undo()
     assert scene.again().code == 0

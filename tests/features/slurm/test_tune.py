@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from results.job_store import JobStore
@@ -19,7 +17,7 @@ CALL = (
 )
 
 
-def test_a_tune_is_one_job_that_ends_with_the_answer(lab: Any, bench: Any) -> None:
+def test_a_tune_is_one_job_that_ends_with_the_answer(lab, bench) -> None:
     done = bench(*CALL)
     assert done.code == 0, done.stderr
     (job,) = bench.jobs()
@@ -28,7 +26,6 @@ def test_a_tune_is_one_job_that_ends_with_the_answer(lab: Any, bench: Any) -> No
     assert (status.code, str(job) in status.stdout) == (0, True), status
     bench.settle()
     found = records.read_record(bench.study().root)
-    assert found is not None
     assert found.answer is not None
     assert len(found.trials) >= 2
     hosts = {host for run in bench.study().results() for host in run.hosts}
@@ -38,5 +35,4 @@ def test_a_tune_is_one_job_that_ends_with_the_answer(lab: Any, bench: Any) -> No
     assert bench("status", "study").code == 0
     store = JobStore(bench.study().root)
     (end,) = [store.ended(one.job_id) for one in store.jobs()]
-    assert end is not None
     assert end.outcome is Outcome.OK, end.reason

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
-from rank_builders import Ranks, a_context
+from rank_builders import a_context
 
 from harness.features.train.files import log_path
 from harness.features.train.log import Ended, SavedCheckpoint, TrainingLog, training_log
@@ -94,7 +94,7 @@ def slow(step: int, log: Path) -> None:
 
 
 @pytest.fixture
-def trains(ranks: Ranks, tmp_path: Path) -> Train:
+def trains(ranks, tmp_path) -> Train:
     def run(order: TrainOrder, *, model: str = "build", fault: str | None = None) -> Any:
         records = ranks(2, record_of, str(tmp_path), order, model, fault)
         return [(record.outcome, record.reason) for record in records]
@@ -109,14 +109,14 @@ def log_of(folder: Path) -> TrainingLog:
 ORDER = TrainOrder(steps=6, checkpoint_every=3)
 
 
-def test_replicas_that_train_on_the_same_batches_are_warned_of(ranks: Ranks, tmp_path: Path) -> None:
+def test_replicas_that_train_on_the_same_batches_are_warned_of(ranks, tmp_path) -> None:
     for model, warned in (("alike", True), ("build", False)):
         for record in ranks(2, record_of, str(tmp_path / model), ORDER, model, None):
             assert record.outcome is Outcome.OK
             assert any("replicas 0 and 1 read the same batches" in each for each in record.warnings) is warned
 
 
-def test_training_has_not_ended_before_its_last_checkpoint_is_written(trains: Train, tmp_path: Path) -> None:
+def test_training_has_not_ended_before_its_last_checkpoint_is_written(trains, tmp_path) -> None:
     (outcome, reason), other = trains(ORDER, fault="full_at_the_end")
     # The ranks that did not write know it too.
     assert outcome is other[0] is Outcome.CANCELLED
@@ -132,18 +132,18 @@ def test_training_has_not_ended_before_its_last_checkpoint_is_written(trains: Tr
     assert log.done(ORDER)
 
 
-def test_a_rank_that_waits_for_the_disk_gives_signs_of_life(trains: Train, tmp_path: Path) -> None:
+def test_a_rank_that_waits_for_the_disk_gives_signs_of_life(trains, tmp_path) -> None:
     assert [outcome for outcome, _ in trains(ORDER, fault="slow")] == [Outcome.OK] * 2
     assert all(row.failed is None for row in log_of(tmp_path).rows if isinstance(row, SavedCheckpoint))
 
 
-def test_a_rank_that_validates_gives_signs_of_life(trains: Train, tmp_path: Path) -> None:
+def test_a_rank_that_validates_gives_signs_of_life(trains, tmp_path) -> None:
     trains(TrainOrder(steps=1), fault="mark")
     # After the step, and after each of the 8 batches of 2 that a rank has of the 32 samples.
     assert (tmp_path / "before").read_text().count('"alive"') >= 9
 
 
-def test_a_loss_of_validation_that_is_not_finite_is_never_the_best(trains: Train, tmp_path: Path) -> None:
+def test_a_loss_of_validation_that_is_not_finite_is_never_the_best(trains, tmp_path) -> None:
     order = TrainOrder(steps=6, checkpoint_every=2, validate_every=2, keep=1, best="val_loss", patience=3)
     assert [outcome for outcome, _ in trains(order, model="bad")] == [Outcome.OK] * 2
     log = log_of(tmp_path)
@@ -156,7 +156,7 @@ def test_a_loss_of_validation_that_is_not_finite_is_never_the_best(trains: Train
     assert [row.step for row in log.saves if row.best][-1] == best.step
 
 
-def test_a_target_of_the_loss_holds_where_a_kill_came_before_the_end(trains: Train, tmp_path: Path) -> None:
+def test_a_target_of_the_loss_holds_where_a_kill_came_before_the_end(trains, tmp_path) -> None:
     order = TrainOrder(steps=6, checkpoint_every=1, target="loss<=1e9")
     trains(order)
     path = log_path(Study(tmp_path), "cell")
@@ -165,18 +165,17 @@ def test_a_target_of_the_loss_holds_where_a_kill_came_before_the_end(trains: Tra
     path.write_bytes(b"".join(lines))
     trains(order)
     ended = log_of(tmp_path).ended
-    assert ended is not None
     assert (ended.why, ended.step) == ("target", 1)
 
 
-def test_a_warm_up_as_long_as_the_epochs_is_refused(trains: Train) -> None:
+def test_a_warm_up_as_long_as_the_epochs_is_refused(trains) -> None:
     # 16 samples are 4 steps of 4.
     order = TrainOrder(epochs=1, schedule="cosine", warmup_steps=4)
     (_, reason), _ = trains(order)
     assert "--warmup-steps 4 leaves nothing of 4 steps (--epochs 1)" in str(reason)
 
 
-def test_a_rank_gives_signs_of_life_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_gives_signs_of_life_on_a_full_disk(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(rank_log, "HEARTBEAT_S", 0.0)
     touched = []
     monkeypatch.setattr(os, "utime", touched.append)

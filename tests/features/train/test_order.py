@@ -7,7 +7,7 @@ import pytest
 
 from harness.features.train.order import Target, TrainOrder, read_target
 from results.errors import SchemaError, UsageError
-from results.plan import Order
+from results.plan import Order, read_values
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_orders_end_alike_that_differ_in_what_is_kept_alone() -> None:
 def test_an_order_is_equal_to_what_its_file_gives_back() -> None:
     order = TrainOrder(steps=10, elastic=(1, 2)).stored
     assert msgspec.json.decode(msgspec.json.encode(order), type=Order) == order
-    assert TrainOrder.of(order.values) == TrainOrder(steps=10, elastic=(1, 2))
+    assert read_values(order.values, TrainOrder) == TrainOrder(steps=10, elastic=(1, 2))
 
 
 STORED = {
@@ -71,11 +71,11 @@ STORED = {
 
 def test_a_stored_order_reads_to_the_same_for_ever() -> None:
     fields = {**STORED, "elastic": (1, 2)}
-    assert TrainOrder.of(STORED) == TrainOrder(**fields)
+    assert read_values(STORED, TrainOrder) == TrainOrder(**fields)
     assert set(STORED) == set(TrainOrder.__struct_fields__)
-    assert TrainOrder.of(STORED).stored == Order(kind="trained", values=STORED)
+    assert read_values(STORED, TrainOrder).stored == Order(kind="trained", values=STORED)
 
 
 def test_a_damaged_order_names_what_to_do() -> None:
     with pytest.raises(SchemaError, match="repeat the command that wrote it"):
-        TrainOrder.of({"steps": "x"})
+        read_values({"steps": "x"}, TrainOrder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,8 +46,6 @@ from results.errors import UsageError
 from results.outcome import Ending, Outcome
 from results.store import Study
 from strategies.saving.run_folder import RunFolder, sum_of
-
-Make = Callable[[Optimizer, int], lr_scheduler.LRScheduler]
 
 
 def test_steps_follow_from_epochs_wherever_training_goes_on() -> None:
@@ -187,7 +184,7 @@ def test_the_live_line_has_step_loss_throughput_and_the_time_left() -> None:
     assert left_s(log, "another run") is None
 
 
-def test_the_live_line_reads_what_was_appended(tmp_path: Path) -> None:
+def test_the_live_line_reads_what_was_appended(tmp_path) -> None:
     shown: list[str] = []
 
     class Line:
@@ -199,7 +196,7 @@ def test_the_live_line_reads_what_was_appended(tmp_path: Path) -> None:
     writer = TrainingLogWriter(path)
     clock = iter(range(0, 200, 10))
     deadline = Deadline(None, "over")
-    pace = TrainingPace(Line(), study, {"cell": "mlp"}, deadline=deadline, clock=lambda: next(clock))  # type: ignore[arg-type]
+    pace = TrainingPace(Line(), study, {"cell": "mlp"}, deadline=deadline, clock=lambda: next(clock))
     state = LaunchState(cell_id="cell", started=["r"])
     first: list[Row] = [_begin("r"), *_rows(), _checked(120)]
     for row in first:
@@ -244,7 +241,7 @@ def in_parts(optimizer: Optimizer, steps: int) -> lr_scheduler.LRScheduler:
 
 
 @pytest.mark.parametrize("make", [step_lr, one_cycle, in_parts])
-def test_rates_are_those_of_the_workloads_schedule_wherever_a_launch_begins(make: Make) -> None:
+def test_rates_are_those_of_the_workloads_schedule_wherever_a_launch_begins(make) -> None:
     plain = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
     schedule, rates = make(plain, 12), list[float]()
     for _ in range(12):
@@ -273,7 +270,7 @@ def test_a_schedule_that_goes_by_a_metric_is_refused_and_so_is_an_unknown_metric
         TrainOrder(steps=5, target="word_error>=0.1")
 
 
-def test_an_ended_training_without_a_whole_checkpoint_is_lost(tmp_path: Path) -> None:
+def test_an_ended_training_without_a_whole_checkpoint_is_lost(tmp_path) -> None:
     study = Study(tmp_path)
     writer = TrainingLogWriter(log_path(study, "cell"))
     run = RunFolder(checkpoints_folder(study, "cell"))
@@ -345,11 +342,7 @@ CALL = ("train", "--workload", "mlp", "--gpus", "2", "--strategy", "ddp")
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_anything_is_written(
-    words: tuple[str, ...],
-    told: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words, told, tmp_path, monkeypatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(list(words)) == 2
@@ -357,7 +350,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_bench_matrix_names_the_command_that_has_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_matrix_names_the_command_that_has_an_option(capsys) -> None:
     assert run(["matrix", "--epochs", "3"]) == 2
     assert "there is no option --epochs: bench train has it" in capsys.readouterr().err
 
@@ -371,7 +364,7 @@ def test_bench_matrix_names_the_command_that_has_an_option(capsys: pytest.Captur
     ],
 )
 def test_elastic_training_is_refused_where_a_size_on_the_way_is_impossible(
-    strategy: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    strategy, told, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("harness.matrix.link_obstacle", lambda: None)
@@ -383,7 +376,7 @@ def test_elastic_training_is_refused_where_a_size_on_the_way_is_impossible(
         train._plans(Study(train._root))
 
 
-def test_a_study_measures_or_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_measures_or_trains(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     options = StudyFile(name="demo", workload="mlp", gpus="2", strategy="ddp", oversubscribe=True)
     matrix = Matrix(options, study_file=None)

@@ -105,10 +105,9 @@ ATTEMPTS = {
 }
 
 
-def test_a_recovery_is_told_from_the_last_sign_of_life_or_from_the_fault() -> None:
+def test_a_recovery_is_told_from_the_last_sign_of_life() -> None:
     (found,) = recoveries(TrainingLog(tuple(KILLED)), ATTEMPTS)
     assert found == Recovery(
-        fault_at=at(35.5),
         noticed_s=3.0,
         started_s=4.5,
         ready_s=11.5,
@@ -118,22 +117,19 @@ def test_a_recovery_is_told_from_the_last_sign_of_life_or_from_the_fault() -> No
         replicas=2,
         reason="rank 1 was killed",
     )
-    (known,) = recoveries(TrainingLog(tuple(KILLED)), ATTEMPTS, faults=[at(1), at(36), at(55)])
-    assert (known.fault_at, known.noticed_s, known.started_s) == (at(36), 2.5, 4.0)
-    assert (known.ready_s, known.first_step_s) == (11.0, 12.0)
 
 
 def test_unrecorded_moments_of_a_recovery_are_unknown() -> None:
     # The supervisor was killed too: nobody has written how the first launch ended, and the second still runs.
     (found,) = recoveries(TrainingLog(tuple(KILLED[:6])), {})
     assert (found.noticed_s, found.started_s, found.ready_s, found.first_step_s) == (None, None, 12.0, None)
-    assert (found.fault_at, found.reason) == (at(35), None)
+    assert found.reason is None
     # Workers that torchrun has started again are of the same launch, which has not ended.
     again: list[Row] = [started(10, "one"), steps(20, 20), started(27, "one", resumed=None), steps(28, 1)]
     (found,) = recoveries(
         TrainingLog(tuple(again)), {"run-one": attempt("one", 4, 60, heartbeats={"0": at(59)})}
     )
-    assert (found.fault_at, found.ready_s, found.first_step_s, found.steps_lost) == (at(20), 7.0, 8.0, 20)
+    assert (found.ready_s, found.first_step_s, found.steps_lost) == (7.0, 8.0, 20)
 
 
 def test_going_on_after_an_end_is_no_recovery() -> None:

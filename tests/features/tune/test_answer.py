@@ -85,11 +85,9 @@ def answered(
     return answer_of(tuning, space, plan, runs, trains=True, lost=lost)
 
 
-def test_the_fastest_is_the_answer_with_its_gain_over_the_default(space: Space) -> None:
+def test_the_fastest_is_the_answer_with_its_gain_over_the_default(space) -> None:
     found = answered(space, {PLAIN: RATES[PLAIN], VIEW: RATES[VIEW], LARGE: (120.0, 121.0, 119.0)})
-    assert found is not None
     assert found.setting == ids(space)[VIEW]
-    assert found.gain is not None
     assert found.gain.value == pytest.approx(1.3, rel=0.01)
     assert found.gain.low is not None
     assert 1.2 < found.gain.low < found.gain.value
@@ -98,81 +96,71 @@ def test_the_fastest_is_the_answer_with_its_gain_over_the_default(space: Space) 
     assert found.commands[1].endswith("--steps 1000")
 
 
-def test_of_settings_without_a_difference_the_simplest_is_the_answer(space: Space) -> None:
+def test_of_settings_without_a_difference_the_simplest_is_the_answer(space) -> None:
     # Equal distance from the default: then the faster one.
     found = answered(space, RATES)
-    assert found is not None
     assert found.setting == ids(space)[max(VIEW, LARGE, key=lambda one: sum(RATES[one]))]
     assert "do not differ from it significantly" in found.sentence
     assert any("Not significantly different" in remark for remark in found.remarks)
 
 
-def test_a_default_that_nothing_beats_is_best(space: Space) -> None:
+def test_a_default_that_nothing_beats_is_best(space) -> None:
     slower = answered(space, {PLAIN: (100.0, 99.0, 101.0), VIEW: (50.0, 49.5, 50.5)})
     equal = answered(space, {PLAIN: (100.0, 99.0, 101.0), VIEW: (100.5, 101.5, 99.5)})
     for found in (slower, equal):
-        assert found is not None
         assert found.setting == ids(space)[PLAIN]
         assert (found.gain, found.commands) == (None, ())
         assert found.sentence.startswith("The default is best") == (found is slower)
 
 
-def test_what_may_be_faster_than_the_default_is_named_with_its_ratio(space: Space) -> None:
+def test_what_may_be_faster_than_the_default_is_named_with_its_ratio(space) -> None:
     found = answered(space, {PLAIN: (100.0, 60.0, 140.0), VIEW: (123.0, 80.0, 166.0)})
-    assert found is not None
     assert found.setting == ids(space)[PLAIN]
     assert "bucket_view true, has 1.23" in found.sentence
     assert "(0.57" in found.sentence
 
 
-def test_one_setting_is_the_answer_without_a_comparison(space: Space) -> None:
+def test_one_setting_is_the_answer_without_a_comparison(space) -> None:
     found = answered(space, {PLAIN: (100.0, 101.0, 99.0)})
-    assert found is not None
     assert found.gain is None
     assert "only setting" in found.sentence
 
 
-def test_an_answer_is_shown_to_be_faster_than_the_default(space: Space) -> None:
+def test_an_answer_is_shown_to_be_faster_than_the_default(space) -> None:
     """The simpler setting differs from neither."""
     rates = {PLAIN: (100.0, 101.0, 99.0), VIEW: (80.0, 160.0, 120.0), LARGE: (130.0, 131.0, 129.0)}
     found = answered(space, rates)
-    assert found is not None
     assert found.setting == ids(space)[LARGE]
-    assert found.gain is not None
     assert (found.gain.low or 0) > 1
 
 
-def test_runs_that_the_final_lacks_are_said(space: Space) -> None:
+def test_runs_that_the_final_lacks_are_said(space) -> None:
     found = answered(space, {PLAIN: RATES[PLAIN], VIEW: RATES[VIEW][:2]})
-    assert found is not None
     # One run of a setting, and all of another.
     assert any("lacks 4 runs" in remark for remark in found.remarks)
     assert not any("lacks" in remark for remark in (answered(space, RATES) or found).remarks)
 
 
-def test_a_default_without_a_figure_has_no_gain_stated_over_it(space: Space) -> None:
+def test_a_default_without_a_figure_has_no_gain_stated_over_it(space) -> None:
     found = answered(space, {PLAIN: (0.0,), VIEW: RATES[VIEW]})
-    assert found is not None
     assert (found.setting, found.gain) == (ids(space)[VIEW], None)
     assert any("no gain" in remark for remark in found.remarks)
     assert answered(space, {PLAIN: (0.0,)}) is None
 
 
-def test_settings_that_the_cluster_took_away_are_in_the_answer(space: Space) -> None:
+def test_settings_that_the_cluster_took_away_are_in_the_answer(space) -> None:
     """One setting has only a trial whose step was not created, and the time was over before the next one."""
     names, rates = ids(space), {PLAIN: RATES[PLAIN]}
     reason = "the scheduler started no process within 120 s: Requested nodes are busy"
     lost = TunedTrial(setting=names[VIEW], rung=0, block=1, outcome=Outcome.NODE_FAILED, reason=reason)
     run = a_result(outcome=Outcome.NODE_FAILED, reason=reason)
     found, fine = answered(space, rates, [lost], lost=[run]), answered(space, rates)
-    assert found is not None
-    assert fine is not None
     assert (found.taken, fine.taken) == (len(space.settings) - 1, 0)
     assert reason in found.remarks[0]
     assert not any("took away" in remark for remark in fine.remarks)
 
 
-def test_a_choice_contributes_what_interleaved_trials_show(space: Space) -> None:
+def test_a_choice_contributes_what_interleaved_trials_show(space) -> None:
     names = ids(space)
 
     def trial(strategy: str, rung: int, block: int, rate: float) -> TunedTrial:
@@ -189,13 +177,12 @@ def test_a_choice_contributes_what_interleaved_trials_show(space: Space) -> None
         trial(LARGE, 1, 1, 110.0),
     ]
     found = answered(space, {PLAIN: RATES[PLAIN], VIEW: RATES[VIEW]}, trials)
-    assert found is not None
     [one] = found.contributions
     assert (one.choice, one.value, one.instead) == ("bucket_view", "true", "default")
     assert one.ratio.value == pytest.approx((1.3 + 1.25) / 2)
 
 
-def test_the_page_has_the_answer_and_every_trial_with_its_end(space: Space) -> None:
+def test_the_page_has_the_answer_and_every_trial_with_its_end(space) -> None:
     names = ids(space)
     trials = [
         TunedTrial(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from builders import request_of
@@ -15,8 +13,8 @@ from launching import until
 from packages import module_at
 
 from harness.cli import run as bench_here
-from harness.features.tune.batches import BATCH_RUNS, search_batches
-from harness.features.tune.fitting import PROBE, Candidate, with_batches
+from harness.features.tune.batches import BATCH_RUNS, find_batches
+from harness.features.tune.fitting import PROBE, Candidate
 from harness.plan.surroundings import SHARE, Devices, Limit, Surroundings
 from harness.terminal.console import Console
 from results.files import is_busy
@@ -29,7 +27,6 @@ CALL = (
     *("matrix", "--workload", "gpt-nano", "--strategy", "ddp", "--gpus", "2", "--device", "cpu"),
     *("--batch-size", "auto", "--memory-limit-mb", "48", "--oversubscribe", "--no-report", "--out", "study"),
 )
-Bench = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def probes(folder: Path) -> dict[int, list[Outcome]]:
@@ -40,9 +37,7 @@ def probes(folder: Path) -> dict[int, list[Outcome]]:
     return found
 
 
-def test_a_dry_run_says_what_is_predicted_and_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_says_what_is_predicted_and_writes_nothing(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert bench_here([*CALL, "--dry-run"]) == 0
     said = capsys.readouterr().out
@@ -50,25 +45,24 @@ def test_a_dry_run_says_what_is_predicted_and_writes_nothing(
     assert not (tmp_path / "study").exists()
 
 
-def test_runs_that_are_not_made_end_the_search_until_the_next_call(tmp_path: Path) -> None:
+def test_runs_that_are_not_made_end_the_search_until_the_next_call(tmp_path) -> None:
     options = {"workload": "gpt-nano", "gpus": 2, "device": "cpu", "strategy": "ddp"}
     request = request_of(**options, batch_size="auto", memory_limit_mb=400)
-    request, curves = with_batches(request, earlier=(), limit=Limit())
-    study, asked = Study(tmp_path / BATCH_RUNS), list[str]()
+    study, asked = Study(tmp_path), list[str]()
 
     def execute(study: Study, plan: Plan) -> int | None:
         asked.extend(cell.id for cell in plan.cells)
         return None
 
     for _ in range(2):
-        found = search_batches(study, curves, execute, request=request, order=None, console=Console())
+        found = find_batches(study, request, execute, limit=Limit(), order=None, console=Console())
         assert found == 1
     assert len(asked) == 2
-    assert len(study.plans()) == len(set(asked)) == 1
+    assert len(Study(tmp_path / BATCH_RUNS).plans()) == len(set(asked)) == 1
 
 
 @pytest.mark.slow
-def test_it_is_found_once_and_a_killed_search_goes_on(bench: Bench, tmp_path: Path) -> None:
+def test_it_is_found_once_and_a_killed_search_goes_on(bench, tmp_path) -> None:
     call = [str(Path(sys.executable).with_name("bench")), *CALL, *SHORT]
     first = subprocess.Popen(call, cwd=tmp_path, stderr=subprocess.DEVNULL)
     index = tmp_path / "study" / BATCH_RUNS
@@ -99,7 +93,7 @@ def test_it_is_found_once_and_a_killed_search_goes_on(bench: Bench, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_it_finds_what_a_scan_of_the_devices_peaks_finds(ranks: Callable[..., Any], tmp_path: Path) -> None:
+def test_it_finds_what_a_scan_of_the_devices_peaks_finds(ranks, tmp_path) -> None:
     """Each rank records the peak of the device's allocator, in steps with all micro-batches and updates."""
     # The cells of GPUs on a simulated device, and what a rank does with them.
     streams = module_at(Path(__file__).parents[2] / "worker" / "test_streams.py")

@@ -42,9 +42,7 @@ OPTIONS = {"workload": "mlp", "gpus": "2", "device": "cpu", "global_batch_size":
 
 @pytest.mark.parametrize("nested", [BATCH_RUNS, TRIALS])
 @pytest.mark.parametrize("of", [TUNING_FILE, "jobs"])
-def test_status_is_of_the_study_and_names_the_short_runs_in_it(
-    nested: str, of: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_is_of_the_study_and_names_the_short_runs_in_it(nested, of, capsys) -> None:
     Study(ROOT / nested).add_plan(rebuilt_plan(nested, [cell_of()], ()))
     if of == "jobs":
         JobStore(ROOT).add(a_job(cells=()), document="", name="script.sh")
@@ -67,17 +65,16 @@ def test_the_job_of_a_tune_can_be_cancelled_while_it_holds_the_lock() -> None:
     with study_lock(ROOT):
         assert run(["cancel", "study", "--forget"]) == 0
     ended = JobStore(ROOT).ended(a_job().job_id)
-    assert ended is not None
     assert ended.outcome is Outcome.CANCELLED
 
 
-def test_a_tune_whose_job_has_not_begun_has_no_page(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tune_whose_job_has_not_begun_has_no_page(capsys) -> None:
     JobStore(ROOT).add(a_job(cells=()), document="", name="script.sh")
     assert run(["report", "study"]) == 2
     assert "bench status study" in capsys.readouterr().err
 
 
-def test_the_page_of_a_search_has_its_trials(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_of_a_search_has_its_trials(capsys) -> None:
     ROOT.mkdir()
     (ROOT / TUNING_FILE).write_bytes(TUNING.encode(SEARCHED))
     assert run(["report", "study"]) == 0
@@ -86,9 +83,7 @@ def test_the_page_of_a_search_has_its_trials(capsys: pytest.CaptureFixture[str])
     assert ">ddp<" in page
 
 
-def test_a_redacted_site_leaves_out_a_tune_without_a_final_and_keeps_the_others(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_redacted_site_leaves_out_a_tune_without_a_final_and_keeps_the_others(capsys) -> None:
     Study(Path("runs/measured")).add_plan(rebuilt_plan("measured", [cell_of()], ()))
     Path("runs/searched").mkdir()
     Path("runs/searched", TUNING_FILE).write_bytes(TUNING.encode(SEARCHED))
@@ -99,9 +94,7 @@ def test_a_redacted_site_leaves_out_a_tune_without_a_final_and_keeps_the_others(
 
 @pytest.mark.needs("slurm", "kubernetes")
 @pytest.mark.parametrize("words", [("slurm",), ("kubernetes", "--site", "site.yaml")])
-def test_a_job_of_less_time_than_the_call_is_refused_before_anything_is_written(
-    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_of_less_time_than_the_call_is_refused_before_anything_is_written(words, capsys) -> None:
     sites = Path(__file__).parents[3] / "docs/sites"
     Path("site.yaml").write_text((sites / "kubernetes.yaml").read_text())
     options = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
@@ -123,7 +116,7 @@ def in_a_job(monkeypatch: pytest.MonkeyPatch, **site: object) -> Tune:
 
 
 @pytest.mark.needs("slurm")
-def test_the_rungs_of_a_job_share_its_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rungs_of_a_job_share_its_ports(monkeypatch) -> None:
     tune, ports = in_a_job(monkeypatch), list[str]()
     for _ in range(3):
         call = tune._limited(math.inf)
@@ -133,9 +126,7 @@ def test_the_rungs_of_a_job_share_its_ports(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.needs("slurm")
-def test_a_job_whose_nodes_have_another_device_than_before_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_job_whose_nodes_have_another_device_than_before_is_refused(monkeypatch) -> None:
     tune, before = in_a_job(monkeypatch), SimpleNamespace(device_name="another device")
     monkeypatch.setattr(Study, "outcomes", lambda _: [SimpleNamespace(environment=before)])
     with pytest.raises(UsageError, match="another device"):
@@ -143,13 +134,13 @@ def test_a_job_whose_nodes_have_another_device_than_before_is_refused(
 
 
 @pytest.mark.needs("slurm")
-def test_runs_in_a_container_are_compared_by_their_code_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_in_a_container_are_compared_by_their_code_alone(monkeypatch) -> None:
     tune = in_a_job(monkeypatch, container={"image": "a.sqsh"})
     assert tune._call.conditions(CODE).torch is None
 
 
 @pytest.mark.needs("slurm")
-def test_a_start_closes_the_launches_of_calls_before_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_closes_the_launches_of_calls_before_it_alone(monkeypatch) -> None:
     tune, study = in_a_job(monkeypatch), Study(ROOT)
     JobStore(ROOT).add(a_job("0002-1x1"), document="", name="script.sh")
     launches = {job_id: a_launch(launch_id=job_id, job_id=job_id) for job_id in ("0001-1x1", "0002-1x1")}
@@ -161,7 +152,7 @@ def test_a_start_closes_the_launches_of_calls_before_it_alone(monkeypatch: pytes
     assert [study.has_attempt(job_id) for job_id in launches] == [True, False]
 
 
-def test_status_shows_the_cell_that_the_call_of_a_job_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_the_cell_that_the_call_of_a_job_runs(capsys) -> None:
     job, cell, study = a_job(cells=()), cell_of(), Study(ROOT)
     study.add_plan(rebuilt_plan("study", [cell], ()))
     JobStore(ROOT).add(job, document="", name="script.sh")
@@ -174,9 +165,7 @@ def test_status_shows_the_cell_that_the_call_of_a_job_runs(capsys: pytest.Captur
             assert found["state"] == ("to do" if busy is None else "running")
 
 
-def test_a_record_that_names_a_setting_which_the_space_lacks_is_refused(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_record_that_names_a_setting_which_the_space_lacks_is_refused(capsys) -> None:
     ROOT.mkdir()
     edited = Tuning(command="bench tune", default="a", final=("gone",))
     (ROOT / TUNING_FILE).write_bytes(TUNING.encode(edited))

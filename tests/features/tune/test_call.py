@@ -44,9 +44,7 @@ def tune_of(space_file: Path | None = None, **options: Any) -> Tune:
         ({"batch_size": "AUTO"}, "--global-batch-size N"),
     ],
 )
-def test_options_of_several_cells_or_of_an_unknown_batch_are_refused(
-    options: dict[str, Any], said: str
-) -> None:
+def test_options_of_several_cells_or_of_an_unknown_batch_are_refused(options, said) -> None:
     with pytest.raises(UsageError, match=said):
         tune_of(**options)
 
@@ -59,7 +57,7 @@ def test_a_space_file_cannot_have_an_unknown_batch() -> None:
 
 
 @pytest.mark.parametrize("limit", [{"max_gpu_hours": 0.05}, {"max_time": "90s"}])
-def test_both_limits_hold_for_the_search_and_the_final(limit: dict[str, Any]) -> None:
+def test_both_limits_hold_for_the_search_and_the_final(limit) -> None:
     tune = tune_of(**FIXED | limit)
     assert 0 < tune._final[1] <= 0.4 * 90
     assert 0 < tune._left_s(0.9) < tune._left_s() <= 90 - tune._final[1]
@@ -90,7 +88,7 @@ def run_of(tune: Tune, cell_id: str, run_id: str) -> RunResult:
     )
 
 
-def test_a_run_is_the_trial_of_one_rung(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_the_trial_of_one_rung(monkeypatch) -> None:
     """Two rungs have its cell, as conditions changed between them."""
     tune = tune_of(**FIXED)
     cell = msgspec.structs.replace(tune._space.default.cell, steps=tune._policy(1.0))
@@ -110,7 +108,7 @@ def test_the_last_rung_resets_each_choice_of_the_fastest() -> None:
     first, *others = sorted(tune._space.candidates, key=lambda one: one.setting.id != fastest.id)
     Path("runs").mkdir()
     trial = TunedTrial(setting=first.setting.id, rung=0, block=1, outcome=Outcome.OK, rate=1.0, device_s=1.0)
-    tune._read_trials = lambda: [trial]  # type: ignore[method-assign]
+    tune._read_trials = lambda: [trial]
     tune._root.mkdir()
     tune._update()
     found = {tune._space.by_id[one].cell.strategy for one in tune._around_the_first()}
@@ -131,7 +129,7 @@ def test_trials_that_all_ran_out_of_memory_name_the_nearest_setting() -> None:
 
 @pytest.mark.parametrize("rates", [[], [2.0, 3.0]])
 def test_a_search_that_the_cluster_cuts_short_says_what_it_measured_and_what_it_did_not(
-    monkeypatch: pytest.MonkeyPatch, rates: list[float]
+    monkeypatch, rates
 ) -> None:
     """The launches of a rung are not created: its error ends the call."""
     tune = tune_of(**FIXED)
@@ -154,7 +152,6 @@ def test_a_search_that_the_cluster_cuts_short_says_what_it_measured_and_what_it_
     assert (f"measured 2 of {len(settings)} settings" in said) == bool(rates)
     assert (f"3.00 samples/s: {fastest}" in said) == bool(rates)
     record = read_record(tune._root)
-    assert record is not None
     assert list(record.trials) == kept
     if rates:
         tune._update(ended="the race was over", final=(settings[1],))
@@ -170,7 +167,7 @@ def test_a_folder_whose_record_was_deleted_is_the_folder_of_the_tune() -> None:
 
 
 @pytest.mark.parametrize(("left", "taken"), [(0, 0), (0, 2), (1, 0)])
-def test_an_answer_of_a_final_that_lacks_runs_is_continued_by_a_job(left: int, taken: int) -> None:
+def test_an_answer_of_a_final_that_lacks_runs_is_continued_by_a_job(left, taken) -> None:
     submitted: list[float] = []
 
     @dataclasses.dataclass

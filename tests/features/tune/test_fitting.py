@@ -29,7 +29,7 @@ Takes = Callable[[int], int | str]
 
 
 @pytest.fixture(autouse=True)
-def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def eight_cores(monkeypatch) -> None:
     monkeypatch.setattr(surroundings, "devices_here", lambda: HOST)
 
 
@@ -151,7 +151,7 @@ def run(curve: Curve, takes: Callable[[Cell], int | str]) -> tuple[FittingBatch,
 
 
 @pytest.mark.parametrize(("at_2", "at_8", "batch"), [(10, 20, 18), (20, 10, 18), (10, 10, 37)])
-def test_the_smaller_of_both_ends_holds_for_the_curve(at_2: int, at_8: int, batch: int) -> None:
+def test_the_smaller_of_both_ends_holds_for_the_curve(at_2, at_8, batch) -> None:
     takes = {2: at_2, 8: at_8}
     found, tried = run(a_curve(2, 4, 8), lambda cell: cell.micro_batch * takes[cell.gpus] * MIB)
     assert (found.series.batch_size, found.basis) == (batch, "measured")
@@ -168,7 +168,7 @@ def test_a_curve_of_which_no_batch_fits_says_what_one_sample_takes() -> None:
 
 
 @pytest.mark.parametrize(("trains", "samples"), [(False, 898), (True, 718)])
-def test_data_without_so_many_samples_end_the_search(trains: bool, samples: int) -> None:
+def test_data_without_so_many_samples_end_the_search(trains, samples) -> None:
     """Digits has 1,797 images, and 360 of them are held out of a training."""
     options = {**AUTO, "workload": "mlp", "dataset": "digits", "gpus": 2, "strategy": "ddp"}
     _, [curve] = with_batches(request_of(**options), earlier=(), limit=Limit(trains=trains))
@@ -229,7 +229,7 @@ def test_a_batch_that_was_found_on_larger_sizes_alone_is_found_anew_for_smaller_
 
 
 @pytest.mark.parametrize("strategy", ["single,ddp", "single"])
-def test_the_baseline_has_its_own_batch_where_nothing_is_compared_with_it(strategy: str) -> None:
+def test_the_baseline_has_its_own_batch_where_nothing_is_compared_with_it(strategy) -> None:
     request, curves = with_batches(
         request_of(**{**AUTO, "gpus": 1}, strategy=strategy), earlier=(), limit=Limit()
     )
@@ -259,7 +259,7 @@ def test_a_plan_and_its_batches_survive_a_file() -> None:
         ({"batch_size": "8,auto"}, "leave auto out of 8,auto"),
     ],
 )
-def test_what_auto_cannot_be_combined_with_is_refused_with_the_fix(options: dict, fix: str) -> None:
+def test_what_auto_cannot_be_combined_with_is_refused_with_the_fix(options, fix) -> None:
     with pytest.raises(UsageError, match=fix):
         request_of(**{**AUTO, **options})
 

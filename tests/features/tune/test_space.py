@@ -113,7 +113,7 @@ def test_what_changes_training_needs_a_file() -> None:
         ("precision: [fp31]\n", "fp31"),
     ],
 )
-def test_a_file_is_read_strictly(file: str, said: str) -> None:
+def test_a_file_is_read_strictly(file, said) -> None:
     with pytest.raises(UsageError, match=said):
         space_of(file)
 
@@ -148,9 +148,7 @@ def test_memory_of_an_unknown_gpu_excludes_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ["MOST_POINTS", "MOST_SETTINGS"])
-def test_a_space_of_too_many_points_or_settings_is_refused(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_space_of_too_many_points_or_settings_is_refused(name, monkeypatch) -> None:
     monkeypatch.setattr(space_module, name, 3)
     with pytest.raises(UsageError, match="at most 3 are searched"):
         space_of(global_batch_size="64", strategy="ddp")
@@ -183,7 +181,7 @@ def test_a_folder_of_an_ordinary_study_is_refused() -> None:
         Tune(StudyFile(workload="mlp", gpus="2", device="cpu", name="there")).run(report=False)
 
 
-def test_a_dry_run_says_how_many_settings_and_how_long(tmp_path: Path) -> None:
+def test_a_dry_run_says_how_many_settings_and_how_long(tmp_path) -> None:
     words = ["--workload", "mlp", "--gpus", "2", "--device", "cpu", "--strategy", "ddp", "--dry-run"]
     told = CliRunner().invoke(tune_command, words, obj=("tune", *words), standalone_mode=False).output
     assert "settings that may fit" in told
@@ -193,7 +191,7 @@ def test_a_dry_run_says_how_many_settings_and_how_long(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-def test_a_machine_that_is_too_small_is_named_before_rules_of_single_points(tmp_path: Path) -> None:
+def test_a_machine_that_is_too_small_is_named_before_rules_of_single_points(tmp_path) -> None:
     """More points are refused because `single` takes one rank, and none of these is near to running."""
     call = StudyFile(
         workload="gpt-nano", gpus="4096", device="cpu", global_batch_size="4096", compile="false",

@@ -66,7 +66,7 @@ def test_a_cell_that_makes_no_sense_is_refused(fields, words) -> None:
 
 
 @pytest.fixture
-def installed(tmp_path: Path) -> Path:
+def installed(tmp_path) -> Path:
     """A folder on the path that has the package as its pyproject.toml describes it."""
     folder = tmp_path / "site"
     install(folder, PROJECT["name"], PROJECT["entry-points"], version=PROJECT["version"])
@@ -87,7 +87,7 @@ def bench(folder: Path, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_the_package_adds_the_strategy_and_says_what_builds_horovod(installed: Path) -> None:
+def test_the_package_adds_the_strategy_and_says_what_builds_horovod(installed) -> None:
     rows = json.loads(bench(installed, "list", "--json", "strategies"))["strategies"]
     meaning = next(row["meaning"] for row in rows if row["name"] == "horovod")
     missing = Horovod.engine.missing

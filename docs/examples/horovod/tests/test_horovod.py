@@ -20,7 +20,7 @@ import torch
 from bench_horovod import model as seam
 from bench_horovod.facts import Horovod
 from packages import module_at
-from planting import GPT, GRADIENT, REPLICAS, UPDATE, Fields, Planted, Runs, wrapped
+from planting import GPT, GRADIENT, REPLICAS, UPDATE, Fields, Planted, wrapped
 
 from results.cell import StepPolicy
 from strategies.catalog import STRATEGIES
@@ -72,7 +72,7 @@ ROUNDED = "gradients agree within the rounding of a sum in another order; update
         (2, "horovod:compression=fp16", {}, "gradients agree within 0.01 of their L2 norm"),
     ],
 )
-def test_a_cell_is_proven_as_far_as_arithmetic_allows(proofs: Runs, size, strategy, fields, rule) -> None:
+def test_a_cell_is_proven_as_far_as_arithmetic_allows(proofs, size, strategy, fields, rule) -> None:
     results = proofs(size, GPT | {"strategy": strategy} | fields)
     assert {(found["passed"], found["method"]) for found in results} == {(True, "serial-simulation")}, results
     assert results[0]["detail"] == f"3 steps of {size} replicas recomputed on one device; {rule}"
@@ -130,9 +130,7 @@ def _gradients_of_the_step_before(rank: int, size: int) -> Planted:
         (_gradients_of_the_step_before, {}, UPDATE),
     ],
 )
-def test_an_engine_that_trains_wrongly_is_caught_on_all_ranks(
-    proofs: Runs, mutation: Callable[..., object], fields: Fields, detail: str
-) -> None:
+def test_an_engine_that_trains_wrongly_is_caught_on_all_ranks(proofs, mutation, fields, detail) -> None:
     results = proofs(2, GPT | {"strategy": "horovod"} | fields, broken=mutation)
     assert [found["passed"] for found in results] == [False] * 2, results[0]["detail"]
     assert re.search(detail, results[0]["detail"]), results[0]["detail"]
@@ -153,7 +151,7 @@ def test_a_group_of_one_rank_is_caught(ranks) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["horovod", "horovod:compression=fp16"])
-def test_a_whole_run_records_computed_bytes_and_why_no_exposure(whole_runs: Runs, strategy) -> None:
+def test_a_whole_run_records_computed_bytes_and_why_no_exposure(whole_runs, strategy) -> None:
     """The run also compares the bytes with the closed form (`conformance.py`)."""
     fields = {"workload": "gpt-nano", "micro_batch": 1, "optimizer": "adamw:lr=0.001", "steps": POLICY}
     for record in whole_runs(2, fields | {"strategy": strategy}):

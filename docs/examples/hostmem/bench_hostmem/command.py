@@ -34,12 +34,7 @@ def hostmem_command(arguments: tuple[str, ...], /, *, mib: int, dry_run: bool, *
     flags["name"] = flags["name"] or "hostmem"
     # The ranks run no model: the cell only says how many there are, and where.
     options = StudyFile(
-        **flags,
-        workload="mlp",
-        strategy=REFERENCE_STRATEGY,
-        batch_size="1",
-        baseline=False,
-        device="cpu",
+        **flags, workload="mlp", strategy=REFERENCE_STRATEGY, batch_size="1", baseline=False, device="cpu"
     )
     call = HostMemory(options, study_file=None, arguments=arguments)
     if dry_run:

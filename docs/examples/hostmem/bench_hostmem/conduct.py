@@ -17,11 +17,9 @@ class HostMemoryConduct(Conduct):
     """Copies memory once a run."""
 
     def header(self, study: Study, left: int) -> list[str]:
-        """The lines that state the study, of which `left` runs are left."""
         assert self.plan.order is not None
         each = f"{max(self.plan.request.gpus)} ranks copy {self.plan.order.values['mib']} MiB each"
         return [f"study {self.plan.study} in {study.root}", f"{each}; {count(left, 'run')} to do"]
 
     def seconds(self, launches: Sequence[PlannedLaunch], estimated: Sequence[float]) -> Sequence[float]:
-        """The seconds of each launch."""
         return [LAUNCH_S] * len(launches)

@@ -31,7 +31,7 @@ from harness.features.gate.paired.sources import (
     is_accepted_file,
     resolve_base,
 )
-from harness.features.gate.records.baseline import Baseline
+from harness.features.gate.records.baseline import Baseline, Subject
 from harness.features.gate.records.paired import (
     CALL,
     PAIR,
@@ -60,19 +60,12 @@ SIDES: tuple[Side, Side] = ("base", "new")
 Row = tuple[str, str | None]
 """A subject's key and a metric."""
 MOST_LOST = 4
-"""Limit of pairs that other processes spoiled or in which a run of BASE failed; one more ends the
-comparison."""
+"""Limit of pairs that others spoiled or in which a run of BASE failed; one more ends the comparison."""
 FINE = frozenset({Verdict.UNCHANGED, Verdict.IMPROVED, Verdict.NEW})
 """Verdicts that need no acceptance."""
 OWN_OPTIONS = (
-    "--out",
-    "--repeats",
-    "--name",
-    "--fresh",
-    "--dry-run",
-    "--launcher",
-    "--no-report",
-    "--isolation",
+    *("--out", "--repeats", "--name", "--fresh", "--dry-run"),
+    *("--launcher", "--no-report", "--isolation"),
 )
 """Options of `bench matrix` that the comparison itself gives, or that make no run here."""
 
@@ -87,12 +80,14 @@ class SideRequest:
     """Options of `bench matrix`: first the options of both sides, then its own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairedRequest:
-    """A comparison, as the call gives it."""
+@dataclass(kw_only=True)
+class PairedComparison:
+    """One comparison: the call, its folder, its pairs so far, and their verdict."""
 
     base: SideRequest
     new: SideRequest
+    rules: Rules
+    console: Console
     looks: int = LOOKS
     alternation: Alternation = "blocks"
     spoiled_above: float = SPOILED_ABOVE
@@ -101,23 +96,16 @@ class PairedRequest:
     out: Path | None = None
     """The folder of its records; one that is there is continued."""
 
-
-class PairedComparison:
-    """One comparison: its folder, its pairs so far, and their verdict."""
-
-    def __init__(self, request: PairedRequest, rules: Rules, console: Console) -> None:
-        """Raises UsageError for a wrong request."""
-        if not 1 <= request.looks <= LOOKS:
-            raise UsageError(f"--looks {request.looks}: 1 to {LOOKS}")
-        for side in (request.base, request.new):
+    def __post_init__(self) -> None:
+        """Raises UsageError for a wrong call."""
+        if not 1 <= self.looks <= LOOKS:
+            raise UsageError(f"--looks {self.looks}: 1 to {LOOKS}")
+        for side in (self.base, self.new):
             for word in side.options:
                 if word.partition("=")[0] in OWN_OPTIONS:
                     raise UsageError(f"{word.partition('=')[0]} is not for a paired comparison: leave it out")
-        self._request = request
-        self._rules = replace(rules, looks=request.looks)
-        self._console = console
-        self.folder = request.out or RUNS / f"ab-{new_id()}"
-        self._alternation = request.alternation
+        self.rules = replace(self.rules, looks=self.looks)
+        self.folder = self.out or RUNS / f"ab-{new_id()}"
 
     def run(self) -> Comparison:
         """Run pairs until the verdict is clear. A call with the folder of an earlier one continues it.
@@ -126,12 +114,10 @@ class PairedComparison:
         """
         repository = Repository(Path.cwd())
         try:
-            revision, self._rules = resolve_base(
-                self._request.base.revision, self._rules, repository, self._console
-            )
+            revision, self.rules = resolve_base(self.base.revision, self.rules, repository, self.console)
         except IncomparableError as error:
-            return _incomparable(self._request.base.revision, self._request.new.revision, str(error))
-        named = (replace(self._request.base, revision=revision), self._request.new)
+            return _incomparable(self.base.revision, self.new.revision, str(error))
+        named = (replace(self.base, revision=revision), self.new)
         revisions = [side.revision for side in named]
         if WORKING_TREE not in revisions:
             repository.require_committed({revision: repository.commit(revision) for revision in revisions})
@@ -152,35 +138,35 @@ class PairedComparison:
                 raise UsageError(
                     f"{self.folder} is not empty and holds no comparison: name a new folder with --out"
                 )
-            most = self._request.looks * PAIRS_A_LOOK + MOST_LOST + 1
+            most = self.looks * PAIRS_A_LOOK + MOST_LOST + 1
             context = PairContext(
                 sides=sources,
                 folder=self.folder,
                 temporary=temporary,
                 held=held,
-                spoiled_above=self._request.spoiled_above,
+                spoiled_above=self.spoiled_above,
                 repeats=most if all(fork) else 1,
-                always_recorded=not {"exposed", "wait"}.isdisjoint(self._rules.margins),
+                always_recorded=not {"exposed", "wait"}.isdisjoint(self.rules.margins),
             )
             with study_lock(self.folder), closing(Pairs(context)) as source:
                 self._claim(sources)
                 return self._run_pairs(source, {side: str(sources[side]) for side in SIDES})
 
     def _run_pairs(self, source: Pairs, names: Mapping[Side, str]) -> Comparison:
-        self._console.note(f"records: {self.folder}")
-        began, limit_s = time.monotonic(), self._request.max_time_s
+        self.console.note(f"records: {self.folder}")
+        began, limit_s = time.monotonic(), self.max_time_s
         while True:
             pairs = read_pairs(self.folder)
             if pairs:
-                found = decide(self.folder, pairs, self._rules, names, self._request.spoiled_above)
+                found = decide(self.folder, pairs, self.rules, names, self.spoiled_above)
                 over = self._is_over(found, pairs)
                 late = limit_s is not None and time.monotonic() - began > limit_s
                 if late and not over:
-                    self._console.note(f"--max-time was reached after {count(len(pairs), 'pair')}")
+                    self.console.note(f"--max-time was reached after {count(len(pairs), 'pair')}")
                 if over or late:
                     # The start-up of a launch is on record when the launch has ended.
                     source.close()
-                    last = decide(self.folder, pairs, self._rules, names, self._request.spoiled_above)
+                    last = decide(self.folder, pairs, self.rules, names, self.spoiled_above)
                     self._warn_of_stale(last)
                     return last
             try:
@@ -192,20 +178,19 @@ class PairedComparison:
                 source.close()
                 if not pairs:
                     raise MachineError(f"{stopped}; mend that side, or give it more time") from None
-                self._console.warn(stopped)
+                self.console.warn(stopped)
 
     def _warn_of_stale(self, found: Comparison) -> None:
-        """Warn of accepted changes that no longer show, as they would hide the next change of their
-        metric."""
-        if not is_accepted_file(self._request.base.revision):
+        """Warn of accepted changes that no longer show: they would hide the next change of the metric."""
+        if not is_accepted_file(self.base.revision):
             return
-        for name in sorted(self._rules.accepted):
+        for name in sorted(self.rules.accepted):
             verdicts = {f.verdict for f in found.findings if f.metric in (name, None)}
             # A metric may have no figure on this machine, and so no finding. A missing cell always has one.
             if verdicts <= FINE and (verdicts or name == Verdict.MISSING):
                 where = "if this call plans every cell, " if name == Verdict.MISSING else ""
-                self._console.warn(
-                    f"{self._request.base.revision} accepts a change of {name}, which no longer shows: "
+                self.console.warn(
+                    f"{self.base.revision} accepts a change of {name}, which no longer shows: "
                     f"{where}remove the line, or it hides the next change"
                 )
 
@@ -214,57 +199,47 @@ class PairedComparison:
         certain = (*FAILING, Verdict.INCOMPARABLE)
         if any(finding.effect is None and finding.verdict in certain for finding in found.findings):
             return True
-        spoiled_above = self._request.spoiled_above
-        samples = paired_samples(self.folder, pairs, spoiled_above).values()
+        samples = paired_samples(self.folder, pairs, self.spoiled_above).values()
         if not samples or max(sample.spoiled + sample.failed for sample in samples) > MOST_LOST:
             return True
         counted = _counted(samples)
         if counted % PAIRS_A_LOOK or not counted:
             return False
-        if counted == _counted(paired_samples(self.folder, pairs[:-1], spoiled_above).values()):
+        if counted == _counted(paired_samples(self.folder, pairs[:-1], self.spoiled_above).values()):
             # The last pair did not count, so the same number of counted pairs has been looked at before.
             return False
         open_ = any(finding.is_open for finding in found.findings)
-        return not open_ or counted >= self._request.looks * PAIRS_A_LOOK
+        return not open_ or counted >= self.looks * PAIRS_A_LOOK
 
     def _add_pair(self, source: Pairs) -> None:
         number = max((int(path.name) for path in self.folder.glob("[0-9][0-9][0-9][0-9]")), default=0) + 1
-        pair = source.run(number, self._alternation)
+        pair = source.run(number, self.alternation)
         runs = [run for side in SIDES for run in runs_of(pair, study_of(self.folder, pair, side).results())]
         lacks_memory = any(run.outcome is Outcome.OUT_OF_MEMORY for run in runs)
-        if self._alternation == "blocks" and lacks_memory:
+        if self.alternation == "blocks" and lacks_memory:
             source.close()
-            self._alternation = "launches"
-            self._console.warn(
+            self.alternation = "launches"
+            self.console.warn(
                 "both sides do not fit in memory together: from here on whole launches alternate, which is "
                 "noisier"
             )
             return
         files.write_once(self.folder / f"{number:04d}" / "pair.json", PAIR.encode(pair))
         for cell in pair.cells:
-            log = pair_log(cell, pair.alternation, self._request.spoiled_above) if cell.blocks else None
+            log = pair_log(cell, pair.alternation, self.spoiled_above) if cell.blocks else None
             shares = [block.foreign for block in cell.blocks if block.foreign is not None]
             others = (
                 f", other processes took {percent(sum(shares) / len(shares))} of the cores" if shares else ""
             )
             what = "no value" if log is None else f"{log:+.2%}"
-            self._console.note(f"pair {pair.number}, {cell.new_cell}: {what}{others}")
+            self.console.note(f"pair {pair.number}, {cell.new_cell}: {what}{others}")
 
     def _claim(self, sources: Mapping[Side, Source]) -> None:
         """Write the call of the comparison: its sides, and the rules of this call.
 
         Raises UsageError if the folder holds another comparison.
         """
-        base, new = (
-            PairedSide(
-                revision=source.revision,
-                commit=source.commit,
-                python=source.python,
-                options=source.options,
-                files=source.files,
-            )
-            for source in (sources["base"], sources["new"])
-        )
+        base, new = (msgspec.convert(sources[side], PairedSide, from_attributes=True) for side in SIDES)
         path = self.folder / CALL
         if path.exists():
             there = PAIRED_CALL.read(path)
@@ -276,11 +251,11 @@ class PairedComparison:
         call = PairedCall(
             base=base,
             new=new,
-            changes=dict(self._rules.accepted),
-            fail_above=dict(self._rules.margins),
-            across=tuple(sorted(self._rules.across)),
-            looks=self._request.looks,
-            others_above=self._request.spoiled_above,
+            changes=dict(self.rules.accepted),
+            fail_above=dict(self.rules.margins),
+            across=tuple(sorted(self.rules.across)),
+            looks=self.looks,
+            others_above=self.spoiled_above,
         )
         files.replace(path, PAIRED_CALL.encode(call))
 
@@ -291,8 +266,7 @@ class _AlarmError(Exception):
 
 @contextmanager
 def _alarm(seconds: float | None) -> Iterator[None]:
-    """Raise _AlarmError in a block that has not ended after `seconds` (None: never). Only the main thread
-    may enter it."""
+    """Raise _AlarmError in a block after `seconds` (None: never). Only the main thread may enter it."""
 
     def ring(number: int, frame: object) -> None:
         raise _AlarmError
@@ -314,9 +288,7 @@ def read_pairs(folder: Path) -> list[Pair]:
     return [PAIR.read(path) for path in sorted(folder.glob("[0-9][0-9][0-9][0-9]/pair.json"))]
 
 
-def decide_again(
-    folder: Path, rules: Rules, *, looks: int | None = None, spoiled_above: float | None = None
-) -> Comparison:
+def decide_again(folder: Path, rules: Rules, *, looks: int | None, spoiled_above: float | None) -> Comparison:
     """Decide from the records of a folder, by the rules of its last call and those given here.
 
     Raises UsageError if it holds no pairs.
@@ -347,15 +319,12 @@ def decide(
     samples = paired_samples(folder, pairs, spoiled_above)
     renamed = _renamed(folder, pairs)
     parts = {side: _parts(folder, pairs, side) for side in SIDES}
+
+    def as_in_base(subject: Subject) -> Subject:
+        return msgspec.structs.replace(subject, key=renamed.get(subject.key, subject.key))
+
     parts["new"] = [
-        msgspec.structs.replace(
-            part,
-            subjects=tuple(
-                msgspec.structs.replace(subject, key=renamed.get(subject.key, subject.key))
-                for subject in part.subjects
-            ),
-        )
-        for part in parts["new"]
+        msgspec.structs.replace(part, subjects=tuple(map(as_in_base, part.subjects))) for part in parts["new"]
     ]
     sides = {side: merged_side(names[side], parts[side], any_failure=side == "new") for side in SIDES}
     require_figures(sides["base"])
@@ -363,8 +332,7 @@ def decide(
 
 
 def _parts(folder: Path, pairs: Sequence[Pair], side: Side) -> list[Baseline]:
-    """Reduce the runs of each pair. Of pairs that were forked from one launch, only the first has a
-    start-up."""
+    """Reduce the runs of each pair. Of pairs forked from one launch, only the first has a start-up."""
     kept: dict[Path, list[RunResult]] = {}
     parts = []
     for pair in pairs:

@@ -50,8 +50,6 @@ groups of identical code (0.9 %, docs/gate.md), which quads cannot lower."""
 GRACE_S = 30.0
 """Seconds for a side to end after it was asked to: its `bench` ends its workers first."""
 POLL_S = 0.1
-LAST_LINES = 3
-"""The number of lines that are shown of what a side that does not end has printed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,14 +101,10 @@ class Pairs:
         first: Side = "base" if number % 2 else "new"
         order: tuple[Side, Side] = (first, "new" if first == "base" else "base")
         started = utc_now()
+        since, repeat, forked = number, 1, False
         if alternation == "launches":
             self.close()
-            cells, repeat, forked, since = (
-                _by_launches(self._context, number, order, self._await),
-                1,
-                False,
-                number,
-            )
+            cells = _by_launches(self._context, number, order, self._await)
         else:
             if self._session is None or not self._session.goes_on:
                 self.close()
@@ -192,7 +186,6 @@ class Session:
         return len(repeats) == 1 and None not in repeats
 
     def close(self) -> None:
-        """End both launches."""
         self._stack.close()
 
     def run(self, order: tuple[Side, Side]) -> tuple[list[PairedCell], int, bool]:
@@ -270,8 +263,7 @@ class Session:
         quads: list[list[PairedBlock]] = []
         began = time.monotonic()
         while not _are_enough(quads, self._context.spoiled_above, time.monotonic() - began):
-            # The others' share of the cores is measured over a whole quad: a block lasts a few of the
-            # kernel's ticks.
+            # The others' share of the cores is of a quad: a block lasts a few of the kernel's ticks.
             foreign = ForeignCpu(cores, psutil.Process())
             reports = [(side, self._seat(side).go(steps)) for side in (*order, *order[::-1])]
             share = foreign.cores_used() / len(cores)
@@ -306,12 +298,8 @@ def both_can_be_only_timed(begun: Mapping[Side, Told]) -> bool:
 
 def without_counterpart(counterparts: Mapping[str, str], base: str, new: str) -> tuple[Side, ...]:
     """The sides whose cell the other side does not plan."""
-    alone: list[Side] = []
-    if base not in counterparts:
-        alone.append("base")
-    if new not in counterparts.values():
-        alone.append("new")
-    return tuple(alone)
+    is_alone: dict[Side, bool] = {"base": base not in counterparts, "new": new not in counterparts.values()}
+    return tuple(side for side, alone in is_alone.items() if alone)
 
 
 def _are_enough(quads: Sequence[Sequence[PairedBlock]], spoiled_above: float, spent_s: float) -> bool:
@@ -374,8 +362,7 @@ def _counterparts(context: PairContext, number: int) -> dict[str, str]:
 
 
 def share_of_others(run: RunResult, *, on_cpu: bool) -> float | None:
-    """The share of a launch's cores that other processes used while it was measured; None where it is not
-    known."""
+    """The share of a launch's cores that others used while it was measured; None: not known."""
     if run.foreign_cpu_cores is None or run.environment is None:
         return None
     ran = run.environment
@@ -461,7 +448,7 @@ def _standing(context: PairContext, number: int, side: Side) -> str:
         files = [*printed, *launcher_output(folder), *files]
     ranks = [f"{phase} (rank{'s' if len(of) > 1 else ''} {listed(of)})" for phase, of in phases.items()]
     part = f"{context.sides[side]}: {listed(ranks) if ranks else 'starting'}"
-    found = last_lines(files, run_id, LAST_LINES)
+    found = last_lines(files, run_id, 3)
     if found is None:
         return f"{part}; it has printed nothing ({log})"
     file, lines = found

@@ -59,13 +59,11 @@ class Source:
     files: str | None = None
     """A hash of the working tree's files when the comparison began; None for a commit."""
     import_path: tuple[str, ...] = ()
-    """The PYTHONPATH of this side."""
     options: tuple[str, ...] = ()
     """Options of its `bench matrix`."""
 
     def environment(self) -> dict[str, str]:
-        """Variables with which Python finds the `bench` of this side's tree if the tree has one, else the
-        installed one."""
+        """Variables with which Python finds the `bench` of this side's tree, else the installed one."""
         own = [str(self.tree)] if (self.tree / "harness" / "worker").is_dir() else []
         path = os.pathsep.join([*own, *self.import_path])
         return {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": path}
@@ -194,28 +192,36 @@ class Repository:
         whole = "\0".join(f"{name}\0{blobs[name]}" for name in sorted(blobs))
         return hashlib.sha256(whole.encode(errors="surrogateescape")).hexdigest()[:16]
 
-    def _names(self, *arguments: str) -> list[str]:
+    def _names(self, command: str, *arguments: str) -> list[str]:
         """Names that git lists in the complete working tree."""
-        command, *rest = arguments
-        return self._git("-C", str(self.root), command, "-z", *rest).split("\0")[:-1]
+        return self._git("-C", str(self.root), command, "-z", *arguments).split("\0")[:-1]
 
     def source(self, name: str, revision: str, python: str | None, under: Path) -> Source:
         """A side's code; a revision is checked out below `under`. Raises UsageError if that fails."""
         python = sys.executable if python is None else python
-        place = self._folder.resolve().relative_to(self.root.resolve())
-        if revision == WORKING_TREE:
-            return Source(
-                name=name,
-                revision=revision,
-                commit=None,
-                folder=self._folder,
-                tree=self.root,
-                python=python,
-                import_path=self._import_path(self.root),
-                files=self.files_hash(),
-            )
-        commit = self.commit(revision)
-        tree = under / f"{name.lower()}-{commit[:12]}"
+        commit = None if revision == WORKING_TREE else self.commit(revision)
+        tree, folder = self.root, self._folder
+        if commit is not None:
+            tree = self._checked_out(commit, under / f"{name.lower()}-{commit[:12]}")
+            place = self._folder.resolve().relative_to(self.root.resolve())
+            folder = tree / place
+            if not folder.is_dir():
+                raise UsageError(
+                    f"{revision} has no folder {place}: call bench compare from one that both have"
+                )
+        return Source(
+            name=name,
+            revision=revision,
+            commit=commit,
+            folder=folder,
+            tree=tree,
+            python=python,
+            import_path=self._import_path(tree),
+            files=self.files_hash() if commit is None else None,
+        )
+
+    def _checked_out(self, commit: str, tree: Path) -> Path:
+        """The folder `tree`, in which a commit is checked out. Raises UsageError if that fails."""
         if not tree.is_dir():
             kind = self._git("rev-parse", "--show-object-format")
             objects = (self._folder / self._git("rev-parse", "--git-path", "objects")).resolve()
@@ -228,18 +234,7 @@ class Repository:
                 raise UsageError(
                     f"commit {commit[:12]} cannot be checked out ({_last_line(error.stderr)}): run git fetch"
                 ) from error
-        folder = tree / place
-        if not folder.is_dir():
-            raise UsageError(f"{revision} has no folder {place}: call bench compare from one that both have")
-        return Source(
-            name=name,
-            revision=revision,
-            commit=commit,
-            folder=folder,
-            tree=tree,
-            python=python,
-            import_path=self._import_path(tree),
-        )
+        return tree
 
     def _import_path(self, tree: Path) -> tuple[str, ...]:
         """PYTHONPATH of a side: its `tree` replaces the folders that git tracks in the working tree."""
@@ -279,20 +274,13 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     commit: str
     changes: dict[str, str] = {}
-    """Reason by metric, such as `payload_bytes: the second buffer is new`; `missing` for cells that were
-    planned before."""
+    """Reason by metric, such as `payload_bytes: the second buffer is new`; `missing`: for missing cells."""
     fail_above: dict[str, str] = {}
     """The smallest change that matters by metric, such as `step_time: 3%`."""
 
-    @property
-    def margins(self) -> dict[str, float]:
-        """The margins of `fail_above`, as shares."""
-        return {name: read_share(text, f"fail_above: {name}") for name, text in self.fail_above.items()}
-
 
 def _check(accepted: Accepted, where: Where) -> None:
-    """Raises UsageError for no commit, a change or margin of no metric, a change without a reason, or no
-    percentage."""
+    """Raises UsageError for a commit, a metric, a reason or a percentage that is missing or wrong."""
     if not accepted.commit.strip():
         raise UsageError(f"{where('commit')}: it is empty; name the last accepted commit")
     known = (*EXACT, *TIMED, Verdict.MISSING)
@@ -339,7 +327,8 @@ def resolve_base(revision: str, rules: Rules, repository: Repository, console: C
     if not is_accepted_file(revision):
         return revision, rules
     accepted = ACCEPTED.read(Path(revision))
-    rules = replace(rules, accepted=accepted.changes, margins=accepted.margins | dict(rules.margins))
+    own = {name: read_share(text, f"fail_above: {name}") for name, text in accepted.fail_above.items()}
+    rules = replace(rules, accepted=accepted.changes, margins=own | dict(rules.margins))
     try:
         return repository.commit(accepted.commit), rules
     except UsageError as error:

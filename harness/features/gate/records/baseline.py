@@ -36,7 +36,6 @@ def file_word(model: str, longest: int) -> str:
     return re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")[:longest].strip("-")
 
 
-Fact = str
 Exact = int | float | str
 
 
@@ -52,7 +51,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     """Equal for equal work: the cell's id without how long is measured and without the code under test."""
     label: str
     """The name for a reader."""
-    facts: dict[str, Fact] = {}
+    facts: dict[str, str] = {}
     """Facts that must be equal on both sides of a comparison: device, versions, placement, data."""
     timed: dict[str, Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]] = {}
     """The values of each metric, one a run; runs are the independent samples."""
@@ -121,11 +120,9 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
     measured_at: str
     """ISO 8601 text in UTC."""
     seconds: float
-    """How long the measurement took."""
     cell: str
     """The label of the measured cell."""
     noise: dict[str, MetricNoise]
-    """The noise of each metric."""
     fail_above: dict[str, float]
     """Margins by metric, as shares: 0.05 is 5 %."""
 

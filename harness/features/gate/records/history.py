@@ -131,5 +131,4 @@ def later_nights(path: Path) -> list[Path]:
 
 
 def night_paths(folder: Path) -> list[Path]:
-    """Every file of a history."""
     return sorted(folder.glob("*/*.json"))

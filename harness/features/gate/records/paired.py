@@ -42,8 +42,7 @@ class PairedCell(msgspec.Struct, frozen=True, kw_only=True):
     new_cell: str
     new_run: str
     blocks: tuple[PairedBlock, ...] = ()
-    """The blocks in the order of time; each four consecutive ones are a quad, A B B A. Empty if a run
-    failed."""
+    """The blocks in the order of time; four consecutive ones are a quad, A B B A. Empty if a run failed."""
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):

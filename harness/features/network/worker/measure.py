@@ -20,6 +20,7 @@ from harness.features.network.order import NetworkOrder, measured_groups
 from harness.worker.rank.context import Run
 from harness.worker.rank.network import read_transports
 from results.network import Collective, NetworkTimes
+from results.plan import read_values
 from strategies.collectives.link import Link
 from strategies.devices import device_of
 
@@ -52,7 +53,7 @@ class _Case:
 
 def measure_network(run: Run, values: Mapping[str, Any]) -> None:
     """Measure every group of the launch, and add this rank's times to the run's record; collective."""
-    around, order = run.around, NetworkOrder.of(values)
+    around, order = run.around, read_values(values, NetworkOrder)
     run.begin("build")
     around.exchange.reset()
     run.begin("measure")

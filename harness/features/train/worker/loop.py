@@ -53,6 +53,7 @@ from harness.worker.rank.failure import DivergedError
 from harness.worker.rank.log import HEARTBEAT_S
 from results.cell import Cell
 from results.errors import StoreError, UsageError
+from results.plan import read_values
 from results.store import utc_now
 from strategies.evaluation import evaluate
 from strategies.saving.checkpoints import Saving
@@ -76,8 +77,7 @@ class TrainingDivergedError(DivergedError):
 
 
 class Rate:
-    """The learning rates of an optimizer at each step: its initial rates, or the rates of a schedule, times
-    a factor."""
+    """The rates of an optimizer at each step: its initial rates, or a schedule's rates, times a factor."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -127,7 +127,7 @@ class Rate:
 
 def train_cell(run: Run, values: Mapping[str, Any]) -> None:
     """Train the cell of `run` by a stored order; collective. The run's record states the last step."""
-    around, order = run.around, TrainOrder.of(values)
+    around, order = run.around, read_values(values, TrainOrder)
     run.found["trained_steps"] = 0
     around.log.event("build")
     around.exchange.reset()
@@ -346,11 +346,7 @@ class TrainingLoop:
         least = -value if value is not None and metric is not None and larger_is_better(metric) else value
         self._await_last()
         saving = self._trainer.save(
-            self._checkpoints,
-            keep=self._order.keep,
-            metric=least,
-            metric_name=metric,
-            asynchronous=True,
+            self._checkpoints, keep=self._order.keep, metric=least, metric_name=metric, asynchronous=True
         )
         row = SavedCheckpoint(at="", step=self._trainer.steps, seconds=time.perf_counter() - began, best=best)
         self._pending = saving, row

@@ -49,8 +49,7 @@ def rate_at(order: TrainOrder, total: int, scale: float = 1.0) -> Callable[[int]
 
 
 def out_of_patience(values: Sequence[float], metric: MetricName, patience: int | None) -> bool:
-    """Whether the last `patience` values were no better than the best one before them; NaN and infinity are
-    never better."""
+    """Whether the last `patience` values were no better than the best before; NaN and infinity never are."""
     if patience is None:
         return False
     finite = [value for value in values if math.isfinite(value)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.launchers.registry import launchers
-from harness.plan.launchers import launchers_help, own_launchers
+from harness.plan.launchers import OWN_HELP, in_a_line
 from harness.plan.options import MOST, PlanOption
 from harness.plan.study_file import by_heading
 from results.value_types import takes
@@ -37,9 +37,8 @@ def _row(option: PlanOption) -> str:
     rule, meaning = takes(option.type).replace(f" and at most {MOST}", ""), option.help
     if option.name == "launcher":
         # The page is of bench alone, whatever is installed beside it.
-        own = own_launchers()
-        *names, last = (entry.name for entry in own)
-        rule, meaning = f"{', '.join(names)} or {last}", launchers_help(own)
+        *names, last = OWN_HELP
+        rule, meaning = f"{', '.join(names)} or {last}", in_a_line(OWN_HELP)
     readers = ", ".join(each.name for each in launchers() if option.name in each.options)
     return f"| `{option.flag}` | {rule} | {meaning} | {readers} |\n"
 

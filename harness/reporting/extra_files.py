@@ -1,13 +1,17 @@
-"""Writing the drawings of a report as files, for `bench report --figures`."""
+"""Writing files in addition to the page of one study: the page of several studies, and their drawings."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.reporting.report import name_files, print_headline, write_page
 from harness.terminal.console import Console
+from reports.analysis.side_by_side import side_by_side
 from reports.analysis.study import StudyFigures
+from reports.page.joint import render_studies
 from reports.page.paper import figure_files, shared_figure_files
 from reports.text import count
 from results import files
@@ -43,3 +47,20 @@ def write_figures(
             number += 1
     console.result(f"figures: {count(number, 'file')} in {folder}")
     return folder
+
+
+def write_joint_report(studies: Sequence[StudyFigures], console: Console, *, path: Path) -> None:
+    """Write one page for several studies at `path`, and their tables next to it.
+
+    Prints the headline of each study, and the findings of their comparison.
+    """
+    written = write_page(render_studies(studies), studies, path, f"{path.stem}.")
+    for study in studies:
+        console.result(f"{study.name}:")
+        print_headline(study, console)
+        console.result()
+    shared = side_by_side(studies)
+    for finding in (*shared.findings, *(f"Not compared: {text}." for text in shared.unlike)):
+        for line in textwrap.wrap(finding, console.width, break_on_hyphens=False):
+            console.result(line)
+    name_files(written, console)

@@ -1,1 +1,0 @@
-"""The work of commands of `harness.cli`, except `bench matrix` (`harness.matrix`)."""
