@@ -21,7 +21,6 @@ export PYTHONDONTWRITEBYTECODE :=
 
 demo: $(VENV)/.installed
 	$(BIN)/bench matrix docs/studies/demo.yaml
-	$(BIN)/bench project runs/demo --to 8
 	$(BIN)/bench report runs/demo
 
 test: lint types contracts

@@ -78,7 +78,7 @@ class Matrix:
         self._arguments = arguments
         self._launcher = launcher(options.launcher or DEFAULT)
         self._console = Console()
-        self._run_options = _run_options(options)
+        self._run_options = run_options(options)
         self._call = self._accepted(self._run_options, self._console)
         folder = study_file.parent if study_file else Path()
         self._requests = self._requested(options, folder.resolve())
@@ -491,7 +491,7 @@ def _as_one(plans: Sequence[Plan]) -> Plan:
     )
 
 
-def _run_options(options: StudyFile) -> RunOptions:
+def run_options(options: StudyFile) -> RunOptions:
     silence = options.hang_after
     return RunOptions(
         isolation=options.isolation or "launch",

@@ -34,13 +34,21 @@ Hook = Literal["find_batches", "fit_batches", "measure_noise", "nights", "status
 """
 
 
+CommandGroup = Literal["study", "decide", "train", "team", "machine"]
+"""Headings of `bench --help`, in their order."""
+
+
 class Command(NamedTuple):
     place: str
     """Its click command."""
     help: str
     """Its line in `bench --help`."""
-    after: str
-    """The command of the core that it follows there."""
+    group: CommandGroup
+    """The heading under which it stands there."""
+    meant_by: tuple[str, ...] = ()
+    """Words that others use for it: a call of one of them gets its name."""
+    removes: bool = False
+    """Whether it removes or ends something, so that no misspelt call gets its name."""
     passes: str = ""
     """How its call passes the option {} on to `bench matrix`; empty if it passes none on."""
 

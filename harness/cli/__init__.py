@@ -6,42 +6,94 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from typing import get_args
 
 import click
 
 from results.errors import BenchError, UsageError, nearest
 from results.extensions import blamed, extensions
-from results.features import joined, placed
+from results.features import Command, CommandGroup, joined
 from results.foreign_text import escape_unprintable, shortened, visible
 from results.registry import load
 from results.version import VERSION
 
 _OWN = {
-    "matrix": "Plan a matrix of training jobs, run what is left of it, and write the report.",
-    "check": "Check a workload before a study plans with it: a step, a proof, every strategy.",
-    "report": "Write the report of a study again, or of several side by side.",
-    "export": "Write a study as Markdown, CSV, JSON or Parquet.",
-    "collect": "Derive the results of a study anew from its rank records.",
-    "status": "Show the state of a study: its cells and its jobs.",
-    "cancel": "Cancel the pending and running jobs of a study.",
-    "show": "Show one cell: its runs, and the last words of a rank that failed.",
-    "logs": "Print what the ranks of a launch have printed.",
-    "list": "List the workloads, data sets, strategies, compressors, collectives and optimizers there are.",
-    "schema": "Print the JSON Schema of a study file or a profile, for editors.",
-    "doctor": "Check whether this machine can run studies, and how well.",
+    "matrix": Command(
+        "harness.cli.matrix:matrix_command",
+        "Plan a matrix of training jobs, run what is left of it, and write the report.",
+        "study",
+        meant_by=("run", "start", "launch", "go", "plan", "submit", "resume"),
+    ),
+    "check": Command(
+        "harness.cli.check:check_command",
+        "Check a workload before a study plans with it: a step, a proof, every strategy.",
+        "study",
+        meant_by=("test", "verify", "validate"),
+    ),
+    "report": Command(
+        "harness.cli.report:report_command",
+        "Write the report of a study again, or of several side by side.",
+        "study",
+        meant_by=("open", "view", "html", "results"),
+    ),
+    "export": Command(
+        "harness.cli.report:export_command", "Write a study as Markdown, CSV, JSON or Parquet.", "study"
+    ),
+    "status": Command(
+        "harness.cli.study:status_command",
+        "Show the state of a study: its cells and its jobs.",
+        "study",
+        meant_by=("jobs", "ps", "queue", "progress"),
+    ),
+    "show": Command(
+        "harness.cli.logs:show_command",
+        "Show one cell: its runs, and the last words of a rank that failed.",
+        "study",
+    ),
+    "logs": Command(
+        "harness.cli.logs:logs_command",
+        "Print what the ranks of a launch have printed.",
+        "study",
+        meant_by=("tail", "output"),
+    ),
+    "collect": Command(
+        "harness.cli.study:collect_command",
+        "Derive the results of a study anew from its rank records.",
+        "study",
+    ),
+    "cancel": Command(
+        "harness.cli.study:cancel_command",
+        "Cancel the pending and running jobs of a study.",
+        "study",
+        meant_by=("stop", "kill"),
+        removes=True,
+    ),
+    "doctor": Command(
+        "harness.cli.doctor:doctor_command",
+        "Check whether this machine can run studies, and how well.",
+        "machine",
+        meant_by=("env", "info", "diagnose"),
+    ),
+    "list": Command(
+        "harness.cli.list:list_command",
+        "List the workloads, data sets, strategies, compressors, collectives and optimizers there are.",
+        "machine",
+        meant_by=("models", "workloads", "strategies"),
+    ),
+    "schema": Command(
+        "harness.cli.list:schema_command",
+        "Print the JSON Schema of a study file or a profile, for editors.",
+        "machine",
+    ),
 }
-_HOMES = {
-    "export": "report",
-    "collect": "study",
-    "status": "study",
-    "cancel": "study",
-    "show": "logs",
-    "schema": "list",
-}
-"""Modules of commands that share one; the module of any other command of the core has its name."""
 _ADDED = joined(lambda one: one.commands)
-COMMANDS = placed(_OWN, {name: (one.help, one.after) for name, one in _ADDED.items()})
-"""The commands of bench by name, each with its line in the help; other packages add more."""
+COMMANDS = {
+    name: one
+    for group in get_args(CommandGroup)
+    for name, one in (_OWN | _ADDED).items()
+    if one.group == group
+}
+"""The commands of bench by name, in the order of its help; other packages add more."""
 _GENERAL = {"-q": "quiet", "--quiet": "quiet", "-v": "verbose", "--verbose": "verbose", "--debug": "debug"}
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells report it: 128 + SIGINT."""
@@ -51,10 +103,8 @@ NOBODY_READS = 141
 
 def command_of(name: str) -> click.Command:
     """Import the command of this name. Raises ExtensionError for one of another package that is wrong."""
-    if name in _ADDED:
-        found: object = load(_ADDED[name].place)
-    elif name in _OWN:
-        found = getattr(import_module(f"harness.cli.{_HOMES.get(name, name)}"), f"{name}_command")
+    if name in COMMANDS:
+        found: object = load(COMMANDS[name].place)
     else:
         extension = extensions("command", COMMANDS)[name]
         found = extension.load()
@@ -64,38 +114,54 @@ def command_of(name: str) -> click.Command:
     return found
 
 
-def every_command() -> dict[str, str]:
-    """The commands of bench and of other packages, each with its line in the help."""
-    added = extensions("command", COMMANDS)
-    return COMMANDS | {name: f"Is of the package {one.package}." for name, one in added.items()}
+def every_command() -> list[str]:
+    """The names of the commands of bench and of other packages."""
+    return [*COMMANDS, *extensions("command", COMMANDS)]
 
 
 class _Commands(click.Group):
     """Commands by name; their modules, and what these import, are loaded when one is called."""
 
     def list_commands(self, context: click.Context) -> list[str]:
-        # The builtin `list` is hidden here once the command of that name has been imported.
-        return [*every_command()]
+        return every_command()
 
     def resolve_command(
         self, context: click.Context, arguments: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = arguments[0]
         if name not in COMMANDS and not name.startswith("-") and name not in (known := every_command()):
-            raise UsageError(
-                f"there is no command {name!r}{nearest(name, known)}; there are: {', '.join(known)}"
-            )
+            meant = next((other for other, one in COMMANDS.items() if name in one.meant_by), None)
+            harmless = [other for other in known if other not in COMMANDS or not COMMANDS[other].removes]
+            near = f" (did you mean {meant!r}?)" if meant else nearest(name, harmless)
+            raise UsageError(f"there is no command {name!r}{near}; there are: {', '.join(known)}")
         return super().resolve_command(context, arguments)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         return command_of(name) if name in COMMANDS or name in every_command() else None
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([*every_command().items()])
+        added = extensions("command", COMMANDS)
+        of_groups = {
+            group.capitalize(): {name: one.help for name, one in COMMANDS.items() if one.group == group}
+            for group in get_args(CommandGroup)
+        } | {"Of other packages": {name: f"Is of the package {one.package}." for name, one in added.items()}}
+        for heading, rows in of_groups.items():
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl([*rows.items()])
 
 
-@click.command(cls=_Commands, name="bench", context_settings={"help_option_names": ["-h", "--help"]})
+_WIDEST = 200
+"""Help is as wide as the terminal, up to this number of characters."""
+_SETTINGS = {
+    "help_option_names": ["-h", "--help"],
+    "max_content_width": _WIDEST,
+    "show_default": True,
+}
+"""Settings of click, which the commands inherit."""
+
+
+@click.command(cls=_Commands, name="bench", context_settings=_SETTINGS)
 @click.version_option(VERSION, prog_name="bench")
 @click.option("-q", "--quiet", is_flag=True, help="Print only results, warnings and errors.")
 @click.option("-v", "--verbose", is_flag=True, help="Print details too, such as each launch's command.")
@@ -217,7 +283,7 @@ def _home(name: str, path: str) -> str:
     called = _ADDED.get(path.removeprefix("bench "))
     if called is not None and called.passes and name in _flags(command_of("matrix")):
         return f": it is an option of bench matrix: {called.passes.format(name)}"
-    alike = [other for other, one in _ADDED.items() if one.after == "matrix"]
+    alike = [other for other, one in _ADDED.items() if one.group != "team"]
     has_it = [other for other in alike if path == "bench matrix" and name in _flags(command_of(other))]
     return f": bench {has_it[0]} has it" if has_it else ""
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from harness.plan.options import PlanOption
-from harness.plan.study_file import OPTIONS, by_heading
+from harness.plan.study_file import COMMON, OPTIONS, by_heading
 from results.errors import UsageError
 from results.spec import Catalog
 
@@ -19,6 +19,8 @@ Function = Callable[..., Any]
 _BARE = tuple(option.flag for option in OPTIONS if option.kind.bare)
 _NEGATED = {f"--no-{flag[2:]}": flag for flag in _BARE}
 _ANSWER = r"\s*(true|false|all|none|selective)\s*"
+_ALL = "harness.cli.options.all"
+"""Key of click's `Context.meta`: whether the help has every option."""
 _ANSWERS = re.compile(f"{_ANSWER}(,{_ANSWER})*", re.IGNORECASE)
 """Values of bare switches; any other word after a switch is a separate argument, such as the study file."""
 
@@ -26,14 +28,21 @@ _ANSWERS = re.compile(f"{_ANSWER}(,{_ANSWER})*", re.IGNORECASE)
 def plan_options(*, without: Sequence[str] = ()) -> Callable[[Function], Function]:
     """Decorate a command with a flag for each option of a study file, except those `without`.
 
-    The value of a flag that is not given is None.
+    The value of a flag that is not given is None. `--help` shows the common options, `--help-all` every one.
     """
 
     def decorated(function: Function) -> Function:
         for option in reversed(OPTIONS):
             if option.name not in without:
                 function = _flag(option)(function)
-        return function
+        return click.option(
+            "--help-all",
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_all_options,
+            help="Show every option and exit.",
+        )(function)
 
     return decorated
 
@@ -53,17 +62,20 @@ class PlanCommand(click.Command):
         return super().parse_args(ctx, words)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the options under the headings of their declaration, and the command's own options last."""
-        headings = {option.name: heading for heading, options in by_heading().items() for option in options}
-        sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in headings.values()}
+        """List the command's own options and the common ones; for --help-all every option by its heading."""
+        own, common = "Options of this command", "Common options"
+        every = {option.name: heading for heading, options in by_heading().items() for option in options}
+        headings = every if ctx.meta.get(_ALL) else dict.fromkeys(COMMON, common)
+        sections: dict[str, list[tuple[str, str]]] = {own: [], **{name: [] for name in headings.values()}}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
-            if record is not None:
-                sections.setdefault(headings.get(param.name or "", "Options"), []).append(record)
+            heading = headings.get(str(param.name), None if param.name in every else own)
+            if record is not None and heading is not None:
+                sections[heading].append(record)
         for heading, records in sections.items():
             if records:
                 with formatter.section(heading):
-                    formatter.write_dl(records)
+                    formatter.write_dl(records, col_max=22)
 
 
 class _Whole(click.types.IntParamType):
@@ -98,19 +110,27 @@ def study_path(text: str) -> Path:
 
 def _flag(option: PlanOption) -> Callable[[Function], Function]:
     flag, kind = option.flag, option.kind
+    told = f"{option.help}  [default: {option.default.strip('()')}]" if option.default else option.help
     if kind.flag_type is bool:
-        return click.option(f"{flag}/--no-{flag[2:]}", default=None, help=option.help)
+        return click.option(f"{flag}/--no-{flag[2:]}", default=None, help=told)
     type_: Any = kind.flag_type if kind.metavar else click.Choice(kind.choices)
     type_ = _Whole() if type_ is int else type_
     # click asks the type where no function is given.
     complete = _complete_names if kind.flag_type is str and kind.metavar else None
     if kind.repeated:
         return click.option(
-            flag, type=str, multiple=True, callback=_list_or_none, help=option.help, metavar=kind.metavar
+            flag, type=str, multiple=True, callback=_list_or_none, help=told, metavar=kind.metavar
         )
     return click.option(
-        flag, type=type_, default=None, help=option.help, metavar=kind.metavar, shell_complete=complete
+        flag, type=type_, default=None, help=told, metavar=kind.metavar, shell_complete=complete
     )
+
+
+def _show_all_options(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        context.meta[_ALL] = True
+        click.echo(context.get_help())
+        context.exit()
 
 
 def _list_or_none(

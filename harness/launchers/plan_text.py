@@ -30,6 +30,8 @@ from results.store import Study
 
 _LAUNCH_ID = "LAUNCH_ID"
 """Stands in printed commands for a name that is only given when a launch starts."""
+_IMPOSSIBLE = frozenset(("groups", "batch", "strategy", "network", "workload", "split"))
+"""Rules of skips that hold on every machine."""
 _DEFAULTS = {"compression": UNCOMPRESSED, "collective": DEFAULT_COLLECTIVE, "link": NO_LINK}
 """Axes by their default; a table has a column for such an axis only if it has other values."""
 CHOICE_COLUMNS = (
@@ -77,7 +79,7 @@ def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> 
         f"{count(len(plan.cells), 'cell')} x {count(request.repeats, 'repeat')}; "
         f"{count(len(plan.skips), 'point')} skipped; {left} of {count(total, 'run')} to do",
     ]
-    lines += [f"  skipped {number} x{sizes}: {reason}" for reason, sizes, number in _reasons(plan.skips)]
+    lines += [f"  {line}" for line in _skip_lines(plan)]
     unknown = Counter(reason for cell in plan.cells if (reason := unchecked(cell)) is not None)
     lines += [f"  {one.words}" for one in request.batches or ()]
     lines += [f"  not checked {number} x: {reason}" for reason, number in unknown.items()]
@@ -139,7 +141,7 @@ def plan_tables(
         ],
         numeric=[False] * (2 + len(axes)) + [True] * 4,
     )
-    if plan.skips:
+    if plan.skips and _lists_skips(plan):
         axes = _told_axes(plan.skips)
         console.result("\nskipped")
         console.table(
@@ -207,6 +209,25 @@ def _verdict(candidate: StrategyCandidate, *, chosen: bool) -> str:
         return f"does not fit into {SHARE * (around.devices.host_bytes or 0) / MIB:,.0f}: {host}"
     verdict = "chosen" if chosen else "fits"
     return f"{verdict}, with {host}" if candidate.host_bytes else verdict
+
+
+def _lists_skips(plan: Plan) -> bool:
+    return Console.loudness > 0 or not plan.cells
+
+
+def _skip_lines(plan: Plan) -> list[str]:
+    """One line on the points that are left out; a line for each reason with `-v`, and if no point is left.
+
+    Combinations that no machine could run are only counted, unless all have one reason.
+    """
+    if _lists_skips(plan):
+        return [f"skipped {number} x{sizes}: {reason}" for reason, sizes, number in _reasons(plan.skips)]
+    impossible = [skip for skip in plan.skips if skip.rule in _IMPOSSIBLE]
+    why = {skip.reason for skip in impossible}
+    told = [f"{len(impossible)} impossible{f' ({why.pop()})' if len(why) == 1 else ''}"] if impossible else []
+    others = [skip for skip in plan.skips if skip.rule not in _IMPOSSIBLE]
+    told += [f"{number} x{sizes} {reason}" for reason, sizes, number in _reasons(others)]
+    return [f"skipped: {'; '.join(told)}; -v lists them"] if told else []
 
 
 def _reasons(skips: Sequence[Skip]) -> list[tuple[str, str, int]]:

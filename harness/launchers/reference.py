@@ -19,8 +19,8 @@ number may be above 1000000000. The last column names the launchers that read an
 `make reference` writes this page from `harness/plan/study_file.py`.
 """
 _COLUMNS = """\
-| flag | takes | meaning | launchers |
-|---|---|---|---|
+| flag | takes | default | meaning | launchers |
+|---|---|---|---|---|
 """
 
 
@@ -40,7 +40,7 @@ def _row(option: PlanOption) -> str:
         *names, last = OWN_HELP
         rule, meaning = f"{', '.join(names)} or {last}", in_a_line(OWN_HELP)
     readers = ", ".join(each.name for each in launchers() if option.name in each.options)
-    return f"| `{option.flag}` | {rule} | {meaning} | {readers} |\n"
+    return f"| `{option.flag}` | {rule} | {option.default.strip('()')} | {meaning} | {readers} |\n"
 
 
 if __name__ == "__main__":

@@ -227,15 +227,22 @@ Switch = Annotated[bool | None, Kind("true or false", flag_type=bool)]
 
 
 def option(
-    help: str, *, ge: float | None = None, gt: float | None = None, le: float = MOST, heading: str = ""
+    help: str,
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float = MOST,
+    heading: str = "",
+    default: str = "",
 ) -> Meta:
     """Declare an option: its meaning, and the bounds of its numbers if `ge` or `gt` gives one.
 
-    With `heading`, it and the options after it are listed under that heading.
+    With `heading`, it and the options after it are listed under that heading. `default` is the value that is
+    taken where it is left out, as one would write it, or what decides it in parentheses.
     """
     rule = {} if ge is gt else {"minimum": ge, "exclusiveMinimum": gt, "maximum": le}
     schema = {name: v for name, v in rule.items() if v is not None}
-    return Meta(description=help, extra_json_schema=schema, extra={"heading": heading})
+    return Meta(description=help, extra_json_schema=schema, extra={"heading": heading, "default": default})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,14 +259,25 @@ class PlanOption:
 
     @property
     def help(self) -> str:
-        return "".join(note.description or "" for note in notes(self.type) if isinstance(note, Meta))
+        return self._declared.description or ""
 
     @property
     def heading(self) -> str:
         """The heading that begins with this option; empty if it is under the heading of an earlier option."""
-        return "".join(
-            note.extra["heading"] for note in notes(self.type) if isinstance(note, Meta) and note.extra
-        )
+        return str(self._extra["heading"])
+
+    @property
+    def default(self) -> str:
+        """The default as one would write it, what decides it in parentheses, or nothing."""
+        return str(self._extra["default"])
+
+    @property
+    def _extra(self) -> dict[str, Any]:
+        return self._declared.extra or {}
+
+    @property
+    def _declared(self) -> Meta:
+        return next(note for note in notes(self.type) if isinstance(note, Meta) and note.description)
 
     @property
     def kind(self) -> Kind:

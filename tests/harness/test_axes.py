@@ -92,7 +92,7 @@ def test_a_machine_is_asked_for_links_where_somebody_wants_one(capsys, monkeypat
     assert "no veth here" not in shown(capsys, "--gpus", "2")
     assert asked == []
     text = shown(capsys, "--gpus", "2", "--strategy", "ddp", "--link", "none,1gbit")
-    assert "skipped 1 x: no veth here" in text
+    assert "1 x no veth here" in text
     assert "1 cell x 3 repeats" in text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -48,6 +49,34 @@ def test_every_command_of_the_help_works(capsys) -> None:
     for name in COMMANDS:
         assert run([name, "--help"]) == 0
         assert f"bench {name}" in capsys.readouterr().out
+
+
+def test_no_help_is_longer_than_a_screen_and_all_options_are_one_flag_away(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in COMMANDS:
+        run([name, "--help"])
+        shown = capsys.readouterr().out.splitlines()
+        assert len(shown) <= 60, name
+        assert max(map(len, shown)) <= 80, name
+    run(["matrix", "--help-all"])
+    every = " ".join(capsys.readouterr().out.split())
+    for option in OPTIONS:
+        default = f"[default: {option.default.strip('()')}]" if option.default else ""
+        assert f"{option.flag} " in every
+        assert default in every, option
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("run", "matrix"), ("go", "matrix"), ("search", "tune"), ("open", "report"), ("statsu", "status")],
+)
+def test_a_word_of_another_tool_gets_the_command_that_does_it(word, meant, capsys) -> None:
+    assert f"(did you mean {meant!r}?)" in _error(capsys, word)[1]
+
+
+def test_no_misspelt_command_gets_one_that_removes(capsys) -> None:
+    for word in ("prnue", "prun", "cancle", "run"):
+        assert not re.search("did you mean '(prune|cancel)'", _error(capsys, word)[1])
 
 
 def test_the_examples_of_a_study_keep_the_schema_that_is_printed(capsys) -> None:
@@ -118,7 +147,7 @@ def test_every_synonym_names_an_option_or_a_value() -> None:
 def test_an_unknown_command_is_refused(name, capsys) -> None:
     code, error = _error(capsys, name)
     assert code == 2
-    assert f"there is no command {name!r} (did you mean 'matrix'?); there are: matrix, train," in error
+    assert f"there is no command {name!r} (did you mean 'matrix'?); there are: matrix, check," in error
 
 
 def test_a_new_study_has_the_baseline_that_was_asked_for_and_a_started_one_stays(capsys) -> None:

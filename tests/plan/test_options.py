@@ -1,14 +1,32 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from harness.matrix import run_options
 from harness.plan.options import DURATION, read_counts, read_duration_s, read_gpus, read_names
-from harness.plan.study_file import BY_NAME, OPTIONS, StudyFile
+from harness.plan.request import make_requests
+from harness.plan.study_file import BY_NAME, COMMON, OPTIONS, StudyFile
 from results.errors import GpuCountsError, UsageError
 
 
 def test_every_field_of_a_study_but_the_patterns_is_an_option() -> None:
     assert [option.name for option in OPTIONS] + ["include", "exclude"] == list(StudyFile.__struct_fields__)
+
+
+@pytest.mark.parametrize("option", [one for one in OPTIONS if one.default.strip("(") == one.default != ""])
+def test_a_default_that_the_help_states_is_the_one_that_is_taken(option) -> None:
+    def taken(**given):
+        options = StudyFile(gpus="1..2", **given)
+        return make_requests(options, machine_has_cuda=False, source_folder=Path()), run_options(options)
+
+    of_type = {bool: lambda text: text == "true", str: str, int: int, float: float}
+    assert taken(**{option.name: of_type[option.kind.flag_type](option.default)}) == taken()
+
+
+def test_every_common_option_is_an_option() -> None:
+    assert COMMON <= BY_NAME.keys()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from builders import plan_of
 from harness.launchers.plan_text import plan_header
 from harness.plan import surroundings
 from harness.plan.surroundings import Devices, Limit
+from harness.terminal.console import Console
 from results.store import Study
 
 
@@ -49,11 +50,19 @@ def test_points_are_told_apart_by_what_varies(told) -> None:
     ]
 
 
-def test_a_reason_is_told_once_with_the_sizes_where_they_are_what_differs() -> None:
+def test_skips_are_one_line_and_a_line_for_each_reason_where_one_asks(monkeypatch) -> None:
     limit = Limit(devices=2, word="cores", hint="h")
     plan = plan_of(workload="mlp", gpus="1,2,3,4", strategy="ddp,scratch-ddp", batch_size=8, limit=limit)
     study: Any = SimpleNamespace(root="runs/s")
-    assert [line.strip() for line in plan_header(study, plan, []) if "skipped" in line][1:] == [
+
+    def told() -> list[str]:
+        return [line.strip() for line in plan_header(study, plan, []) if "skipped" in line][1:]
+
+    assert told() == [
+        "skipped: 2 impossible; 4 x (3 to 4) needs 3, this machine has 2 cores; h; -v lists them"
+    ]
+    monkeypatch.setattr(Console, "loudness", 1)
+    assert told() == [
         "skipped 4 x (3 to 4): needs 3, this machine has 2 cores; h",
         "skipped 1 x: ddp needs at least 2 ranks; on 1 use single",
         "skipped 1 x: scratch-ddp needs at least 2 ranks; on 1 use single",

@@ -7,23 +7,24 @@ FEATURE = Feature(
         "compare": Command(
             "harness.features.gate.command:compare_command",
             "Compare a study, a run or a baseline with another.",
-            after="export",
+            "team",
             passes="give it after --, as in bench compare --ab A B -- {} ...",
         ),
         "baseline": Command(
             "harness.features.gate.command:baseline_command",
             "Keep accepted figures as baselines, to compare later studies with them.",
-            after="export",
+            "team",
         ),
         "history": Command(
             "harness.features.gate.command:history_command",
             "Keep nights of a study, and find the night on which a figure changed.",
-            after="export",
+            "team",
         ),
         "prune": Command(
             "harness.features.gate.command:prune_command",
             "Remove old studies that no baseline and no night was made from.",
-            after="export",
+            "team",
+            removes=True,
         ),
     },
     sections={"history": PageSection("harness.features.gate.section:history_section", after="ranks")},

@@ -7,7 +7,7 @@ FEATURE = Feature(
         "network": Command(
             "harness.features.network.command:network_command",
             "Measure collectives over groups of ranks: the network table of a machine or cluster.",
-            after="matrix",
+            "machine",
         )
     },
     kinds=(

@@ -7,7 +7,7 @@ FEATURE = Feature(
         "project": Command(
             "harness.features.project.command:project_command",
             "Project a study to sizes that were not measured, or say what to measure first.",
-            after="report",
+            "decide",
         )
     },
     sections={

@@ -111,16 +111,28 @@ def outside_of(
 
 
 def show(found: Projection, console: Console) -> None:
-    """Print the table, the refusals with what lifts them, and how far each series pays."""
+    """Print the table, and how far each series pays; with `-v` also the refusals with what lifts them.
+
+    Where nothing is projected and nobody asks for more, it is one line.
+    """
     from harness.features.project import section as section
     from reports.page.section import Table
 
+    refused, every = section.refusals(found), Console.loudness > 0
+    told = (
+        f"{count(len(refused), 'refusal')}; -v lists {'it' if len(refused) == 1 else 'them'}, with what to do"
+    )
+    if not every and not any(series.of("projected") for series in found.series):
+        console.result(f"nothing is projected to {found.to:,}: {refused[0].refusal.reason} ({told})")
+        return
     for series in found.series:
         console.result(f"{section.named(series)}:")
         table = Table(section.size_table(series), section.named(series)).shown
         console.table(table.titles, table.texts, numeric=table.numeric)
         console.result()
-    for one in section.refusals(found):
+    if refused and not every:
+        console.result(told)
+    for one in refused if every else ():
         console.sentence(one.text)
         for line in command_lines(one.command, console.width) if one.command else ():
             console.result(line)

@@ -10,6 +10,7 @@ from harness.features.project.laws import FARTHEST, refused
 from harness.features.project.records import Lift, Refusal
 from harness.features.project.series import Answer, Measured, Replays
 from reports.analysis.figures import CellFigures
+from reports.analysis.knee import knee
 from reports.analysis.next_run import gpu_hours, matrix_call
 from reports.analysis.scaling import unlike_conditions
 from reports.analysis.series import SeriesKey
@@ -71,7 +72,13 @@ class Asked:
     def runs(
         self, what: str, sizes: Sequence[int], key: SeriesKey | None = None, repeats: int | None = None
     ) -> Lift:
-        """A lift by runs of a series on `sizes`; `repeats` is the final number of runs (None: as planned)."""
+        """A lift by runs of a series on `sizes`; `repeats` is the final number of runs (None: as planned).
+
+        Behind the knee of the curve it names no run of a larger size.
+        """
+        beyond = knee(self.of.curve).beyond if sizes[-1] > self.of.largest else None
+        if beyond is not None:
+            return Lift(command=None, what=f"nothing that pays, because {beyond.text}")
         key = key or self.key
         if key.strategy == BASELINE_STRATEGY and sizes[-1] > 1:
             key = replace(key, strategy=REFERENCE_STRATEGY)
@@ -252,7 +259,8 @@ def _irregular(asked: Asked, gpus: int) -> Refusal:
     table = asked.network(max(of.largest, 2 * of.per_node))
     itself = asked.itself(gpus)
     cheaper = table is not None and (table.gpu_hours or 0.0) < (itself.gpu_hours or math.inf)
-    return Refusal(kind="irregular", reason=reason, lift=table if cheaper else itself)
+    lift = table if cheaper and itself.command is not None else itself
+    return Refusal(kind="irregular", reason=reason, lift=lift)
 
 
 def _far(asked: Asked, gpus: int) -> Refusal:

@@ -7,12 +7,12 @@ FEATURE = Feature(
         "review": Command(
             "harness.features.review.command:review_command",
             "Exclude runs of a study with a reason, add notes, and approve it.",
-            after="report",
+            "team",
         ),
         "site": Command(
             "harness.features.review.command:site_command",
             "Write an index of many studies, with their pages, as a static folder.",
-            after="report",
+            "team",
         ),
     },
     sections={"review": PageSection("harness.features.review.section:review_section", after="outcomes")},

@@ -7,7 +7,7 @@ FEATURE = Feature(
         "train": Command(
             "harness.features.train.command:train_command",
             "Train cells to completion, through crashes and restarts.",
-            after="matrix",
+            "train",
         )
     },
     kinds=(

@@ -7,7 +7,8 @@ FEATURE = Feature(
         "tune": Command(
             "harness.features.tune.command:tune_command",
             "Find the fastest setting that fits, by measuring, and say what it gains.",
-            after="matrix",
+            "decide",
+            meant_by=("search", "optimize", "autotune"),
         )
     },
     kinds=(

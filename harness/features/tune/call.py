@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 
@@ -67,6 +68,8 @@ _FINAL_BUDGETS_S = (20.0, 10.0, 5.0, 2.0, 1.0)
 _BESIDE_S, _BESIDE_BLOCKS, _BESIDE_SHARE = 2.0, 2, 0.1
 """The rung that says what each choice contributes: its budget, which no rung of the race has, its blocks, and
 the share of the time that is kept for it."""
+EXAMPLE_S = 600.0
+"""The `--max-time` for which a dry run without one says what it would try."""
 _SILENCE_S = 300.0
 """Seconds without progress after which a trial counts as hung: more than compilation takes."""
 _JOB_S = 300.0
@@ -152,8 +155,25 @@ class Tune(Matrix):
         took = duration(worst_s / self._ranks * 1e9)
         say(f"at worst {worst_s / 3600:.2f} device-hours with the final, {took} on {self._ranks}")
         say(f"default: {space.default.words}")
+        say(self._tried_in(EXAMPLE_S if self._most_s == math.inf else self._most_s))
         if space.free:
             say("the global batch is searched, and training changes with it: --global-batch-size keeps it")
+
+    def _tried_in(self, most_s: float) -> str:
+        """What a search of so many seconds would try in short runs, which begin with the first rung."""
+        first = next_rung(self._space.settings, ())
+        assert first is not None
+        race_s = (1 - FINAL_SHARE) * (1 - _BESIDE_SHARE) * most_s
+        starts = [self._space.by_id[one] for one in first.settings]
+        # A rung is one launch.
+        each_s = STARTUP_S[starts[0].cell.device] / len(starts)
+        each_s += fmean(self._run_s(one, self._policy(first.budget_s)) for one in starts)
+        tried = min(int(race_s / each_s), len(self._space.candidates))
+        named = "; ".join(one.words for one in starts[:3])
+        return (
+            f"a --max-time of {duration(most_s * 1e9)} tries about {tried:,} of "
+            f"{count(len(self._space.candidates), 'setting')}, first of all: {named}"
+        )
 
     def _worst_device_s(self) -> float:
         """The device-seconds of a search in which each setting runs at each budget, started by itself."""

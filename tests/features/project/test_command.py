@@ -88,7 +88,11 @@ def step_of(series: ProjectedSeries, gpus: int) -> float:
 def test_a_projection_is_kept_printed_and_drawn_and_a_changed_study_makes_it_stale(
     study, planted, new_timing, capsys
 ) -> None:
-    found = project(study, "--price", "3.6", "--epoch-samples", "1000000")
+    project(study)
+    line, path = capsys.readouterr().out.splitlines()
+    assert line.startswith("nothing is projected to 16: sizes were measured inside of a node")
+    assert path.startswith("projection: ")
+    found = project(study, "--price", "3.6", "--epoch-samples", "1000000", "-v")
     told = capsys.readouterr().out
     assert "refused: node boundary" in told
     assert "--gpus 16" in told

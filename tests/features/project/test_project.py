@@ -105,6 +105,13 @@ def test_what_is_not_known_is_refused_with_the_cheapest_measurement(
     assert lift.usd == pytest.approx(3.6 * lift.gpu_hours)
 
 
+def test_no_larger_size_is_ordered_beyond_the_knee(new_study) -> None:
+    found = projected(new_study({2: 10.0, 4: 10.0, 8: 19.0}), 32)
+    lift = size(found, 32).refusal.lift
+    assert lift.command is None
+    assert lift.what.startswith("nothing that pays, because going from 4 to 8")
+
+
 @pytest.mark.parametrize(
     ("changed", "kind"),
     [

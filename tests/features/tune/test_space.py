@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,7 @@ def test_a_dry_run_says_how_many_settings_and_how_long(tmp_path) -> None:
     assert "refused" in told
     assert "predicted not to fit" in told
     assert "device-hours" in told
+    assert re.search(r"a --max-time of 10 min 00 s tries about \d+ of \d+ settings, first of all: ddp", told)
     assert not any(tmp_path.iterdir())
 
 
