@@ -233,16 +233,16 @@ def option(
     gt: float | None = None,
     le: float = MOST,
     heading: str = "",
-    default: str = "",
 ) -> Meta:
     """Declare an option: its meaning, and the bounds of its numbers if `ge` or `gt` gives one.
 
-    With `heading`, it and the options after it are listed under that heading. `default` is the value that is
-    taken where it is left out, as one would write it, or what decides it in parentheses.
+    With `heading`, it and the options after it are listed under that heading. `[=VALUE]` at the end of the
+    meaning is its default, as one would write it, or what decides it in parentheses.
     """
+    meaning, _, default = help.removesuffix("]").partition(" [=")
     rule = {} if ge is gt else {"minimum": ge, "exclusiveMinimum": gt, "maximum": le}
     schema = {name: v for name, v in rule.items() if v is not None}
-    return Meta(description=help, extra_json_schema=schema, extra={"heading": heading, "default": default})
+    return Meta(description=meaning, extra_json_schema=schema, extra={"heading": heading, "default": default})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

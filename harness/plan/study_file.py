@@ -35,7 +35,6 @@ from results.job import OnFailedProof
 from results.plan import Pattern
 from results.strict_yaml import FileKind, Where
 
-_PROFILE = "(the profile's)"
 if TYPE_CHECKING:
     Launcher = str
 else:
@@ -51,65 +50,47 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     workload: Annotated[
         Names,
         option(
-            "what is trained: gpt-nano,py:MODULE:FUNCTION",
+            "what is trained: gpt-nano,py:MODULE:FUNCTION [=(a ResNet and a GPT for the device)]",
             heading="What is run",
-            default="(a ResNet and a GPT for the device)",
         ),
     ] = None
     gpus: Annotated[Gpus, option("workers: 1..256 (doubling), 8..64:8 (steps), 1,2")] = None
-    strategy: Annotated[
-        Names,
-        option("how a step is distributed: single,ddp:bucket_mb=50", default="single,ddp"),
-    ] = None
+    strategy: Annotated[Names, option("how a step is distributed: single,ddp:bucket_mb=50 [=single,ddp]")] = (
+        None
+    )
     batch_size: Annotated[
         Batches,
         option(
-            "samples of a replica in one update; auto finds the largest that fits",
-            ge=1,
-            default="(the workload's)",
+            "samples of a replica in one update; auto finds the largest that fits [=(the workload's)]", ge=1
         ),
     ] = None
     global_batch_size: Annotated[
-        Counts,
-        option("samples of all replicas in one update; kept under strong scaling", ge=1),
+        Counts, option("samples of all replicas in one update; kept under strong scaling", ge=1)
     ] = None
     scaling: Annotated[
-        Scalings,
-        option("weak keeps the batch per replica, strong the global batch", default="weak"),
+        Scalings, option("weak keeps the batch per replica, strong the global batch [=weak]")
     ] = None
     baseline: Annotated[
         Switch,
-        option(
-            "plan single on 1 for strategies that need more, as their baseline",
-            default="(true in a new study)",
-        ),
+        option("plan single on 1 for strategies that need more, as their baseline [=(true in a new study)]"),
     ] = None
-    dataset: Annotated[Names, option("synthetic, digits, text[:PATH] or own", default="synthetic")] = None
-    precision: Annotated[
-        Precisions,
-        option("arithmetic; fp32 means no TF32", default="fp32"),
-    ] = None
-    accumulation: Annotated[Counts, option("micro-batches added up before one update", ge=1, default="1")] = (
-        None
-    )
-    optimizer: Annotated[Names, option("such as sgd:lr=0.1 or adamw", default="(the workload's)")] = None
-    clip_norm: Annotated[Limits, option("global gradient norm to clip at", gt=0, default="none")] = None
+    dataset: Annotated[Names, option("synthetic, digits, text[:PATH] or own [=synthetic]")] = None
+    precision: Annotated[Precisions, option("arithmetic; fp32 means no TF32 [=fp32]")] = None
+    accumulation: Annotated[Counts, option("micro-batches added up before one update [=1]", ge=1)] = None
+    optimizer: Annotated[Names, option("such as sgd:lr=0.1 or adamw [=(the workload's)]")] = None
+    clip_norm: Annotated[Limits, option("global gradient norm to clip at [=none]", gt=0)] = None
     activation_checkpointing: Annotated[
-        Checkpointings,
-        option("recompute activations in backward: all, none, or selective", default="none"),
+        Checkpointings, option("recompute activations in backward: all, none, or selective [=none]")
     ] = None
     selective_checkpointing: Annotated[
         Switch,
         option(
-            "the same as --activation-checkpointing selective: not matrix products and attention",
-            default="false",
+            "the same as --activation-checkpointing selective: not matrix products and attention [=false]"
         ),
     ] = None
-    compile: Annotated[Switches, option("compile the model with torch.compile", default="false")] = None
-    memory_format: Annotated[MemoryFormats, option("layout of images in memory", default="contiguous")] = None
-    seed: Annotated[Counts, option("seed of parameters, data and order", ge=0, le=2**32 - 1, default="0")] = (
-        None
-    )
+    compile: Annotated[Switches, option("compile the model with torch.compile [=false]")] = None
+    memory_format: Annotated[MemoryFormats, option("layout of images in memory [=contiguous]")] = None
+    seed: Annotated[Counts, option("seed of parameters, data and order [=0]", ge=0, le=2**32 - 1)] = None
     env: Annotated[
         Variables,
         option(
@@ -118,169 +99,122 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         ),
     ] = None
     device: Annotated[
-        Literal["auto", "cpu", "cuda"] | None,
-        option("where it runs", heading="Where it runs", default="auto"),
+        Literal["auto", "cpu", "cuda"] | None, option("where it runs [=auto]", heading="Where it runs")
     ] = None
-    gpus_per_node: Annotated[Whole, option("devices of one node", ge=1, default="(all on one)")] = None
-    node_size: Annotated[
-        Whole, option("ranks of one virtual node", ge=1, default="(all; 1 under a link)")
-    ] = None
+    gpus_per_node: Annotated[Whole, option("devices of one node [=(all on one)]", ge=1)] = None
+    node_size: Annotated[Whole, option("ranks of one virtual node [=(all; 1 under a link)]", ge=1)] = None
     memory_limit_mb: Annotated[
         Whole,
         option("MiB that each rank may take beyond the idle worker: a smaller device than there is", ge=1),
     ] = None
     keep_unfit: Annotated[
-        Switch,
-        option("measure also cells that certainly need more memory than a GPU has", default="false"),
+        Switch, option("measure also cells that certainly need more memory than a GPU has [=false]")
     ] = None
     isolation: Annotated[
         Literal["launch", "cell", "fork"] | None,
         option(
-            "cells of a placement share one launch, or each has its own, or on CPU each run is forked",
-            default="launch",
+            "cells of a placement share one launch, each has its own, or on CPU each run is forked [=launch]"
         ),
     ] = None
     oversubscribe: Annotated[
-        Switch, option("run more workers than there are devices, as emulated", default="false")
+        Switch, option("run more workers than there are devices, as emulated [=false]")
     ] = None
     require: Annotated[
         Literal["all"] | None, option("exit with 1 if this machine cannot hold a point of the matrix")
     ] = None
-    repeats: Annotated[
-        Whole,
-        option("runs of each cell", ge=1, le=1000, heading="How long it runs", default="3"),
-    ] = None
-    budget: Annotated[
-        Duration,
-        option("time after which a run stops measuring: 20s, 2m", ge=0, default="20s"),
-    ] = None
+    repeats: Annotated[Whole, option("runs of each cell [=3]", ge=1, le=1000, heading="How long it runs")] = (
+        None
+    )
+    budget: Annotated[Duration, option("time after which a run stops measuring: 20s, 2m [=20s]", ge=0)] = None
     target: Annotated[
         Number,
-        option(
-            "relative half-width of the interval at which a run stops measuring",
-            ge=0,
-            le=1,
-            default="0.02",
-        ),
+        option("relative half-width of the interval at which a run stops measuring [=0.02]", ge=0, le=1),
     ] = None
     warmup_steps: Annotated[
         Whole,
         option(
             "most steps of warm-up, which ends sooner when the step time is steady; on a GPU it lasts 10 to "
             "40 s in the first run of a launch, 4 to 40 s in later ones, until its clock is flat too, and "
-            "this option says only whether there is one: 0 for none",
+            "this option says only whether there is one: 0 for none [=40]",
             ge=0,
             le=100_000,
-            default="40",
         ),
     ] = None
     block_steps: Annotated[
         Whole,
         option(
-            "steps between two barriers; on a GPU, after a warm-up, half a second at least",
+            "steps between two barriers; on a GPU, after a warm-up, half a second at least [=5]",
             ge=1,
             le=100_000,
-            default="5",
         ),
     ] = None
     quads: Annotated[
         Whole,
         option(
-            "sync-on, off, off, on quads that measure exposed communication; 0 for none",
-            ge=0,
-            le=1000,
-            default="5",
+            "sync-on, off, off, on quads that measure exposed communication; 0 for none [=5]", ge=0, le=1000
         ),
     ] = None
     proof: Annotated[
         OnFailedProof | None,
-        option(
-            "a run whose proof fails ends (strict), or measures on as not proven (report)", default="strict"
-        ),
+        option("a run whose proof fails ends (strict), or measures on as not proven (report) [=strict]"),
     ] = None
     max_time: Annotated[Duration, option("stop after this, the run in flight is lost: 30m, 2h", gt=0)] = None
     hang_after: Annotated[
-        Duration,
-        option("time without progress after which a launch is ended as hung", ge=10, default="15m"),
+        Duration, option("time without progress after which a launch is ended as hung [=15m]", ge=10)
     ] = None
     retries: Annotated[
         Whole,
-        option(
-            "times a launch is tried again when the cluster failed, not the program",
-            ge=0,
-            le=100,
-            default="2",
-        ),
+        option("times a launch is tried again when the cluster failed, not the program [=2]", ge=0, le=100),
     ] = None
     rerun: Annotated[Literal["failed"] | None, option("run again what failed for good")] = None
-    prune: Annotated[
-        Switch, option("leave out cells whose smaller batch ran out of memory", default="true")
-    ] = None
-    compression: Annotated[
-        Names,
-        option(
-            "of gradients: none,bf16,topk:0.01",
-            heading="Exchange",
-            default="none",
-        ),
-    ] = None
-    collective: Annotated[
-        Names,
-        option("how gradients are summed: default,ring,hierarchical", default="default"),
-    ] = None
-    backend: Annotated[
-        Backend | None, option("what moves gradients", default="(gloo on CPU, nccl on GPUs)")
-    ] = None
+    prune: Annotated[Switch, option("leave out cells whose smaller batch ran out of memory [=true]")] = None
+    compression: Annotated[Names, option("of gradients: none,bf16,topk:0.01 [=none]", heading="Exchange")] = (
+        None
+    )
+    collective: Annotated[Names, option("how gradients are summed: default,ring,hierarchical [=default]")] = (
+        None
+    )
+    backend: Annotated[Backend | None, option("what moves gradients [=(gloo on CPU, nccl on GPUs)]")] = None
     link: Annotated[
-        Names,
-        option("network between virtual nodes of CPU ranks: none,100mbit,2.5gbit", default="none"),
+        Names, option("network between virtual nodes of CPU ranks: none,100mbit,2.5gbit [=none]")
     ] = None
     launcher: Annotated[
-        Launcher | None,
-        option(in_a_line(launcher_help()), heading="Cluster", default=DEFAULT),
+        Launcher | None, option(f"{in_a_line(launcher_help())} [={DEFAULT}]", heading="Cluster")
     ] = None
     site: Annotated[Text, option("YAML profile of the cluster (docs/clusters.md)")] = None
-    partition: Annotated[Text, option("Slurm partition", default=_PROFILE)] = None
-    account: Annotated[Text, option("Slurm account", default=_PROFILE)] = None
-    qos: Annotated[Text, option("Slurm quality of service", default=_PROFILE)] = None
-    cpus_per_gpu: Annotated[Whole, option("CPUs of each worker", ge=1, default=_PROFILE)] = None
-    time: Annotated[JobTime, option("time limit of every job: 30m, 2h", gt=0, default="(estimated)")] = None
+    partition: Annotated[Text, option("Slurm partition [=(the profile's)]")] = None
+    account: Annotated[Text, option("Slurm account [=(the profile's)]")] = None
+    qos: Annotated[Text, option("Slurm quality of service [=(the profile's)]")] = None
+    cpus_per_gpu: Annotated[Whole, option("CPUs of each worker [=(the profile's)]", ge=1)] = None
+    time: Annotated[JobTime, option("time limit of every job: 30m, 2h [=(estimated)]", gt=0)] = None
     jobs_per_cell: Annotated[
-        Switch, option("a job for each cell, not one for each number of workers", default="false")
+        Switch, option("a job for each cell, not one for each number of workers [=false]")
     ] = None
     feed: Annotated[
         Literal["once", "wait", "depend"] | None,
         option(
-            "where the cluster takes no more jobs: stop there, wait for room, or have a job submit the rest",
-            default="once",
+            "where the cluster takes no more jobs: stop, wait for room, or have a job submit the rest [=once]"
         ),
     ] = None
     max_gpu_hours: Annotated[Number, option("submit nothing if the jobs may take more than this", gt=0)] = (
         None
     )
-    report_job: Annotated[Switch, option("have a last job write the report", default="false")] = None
-    apply: Annotated[
-        Switch, option("hand Kubernetes manifests to kubectl, not only to stdout", default="false")
-    ] = None
+    report_job: Annotated[Switch, option("have a last job write the report [=false]")] = None
+    apply: Annotated[Switch, option("hand Kubernetes manifests to kubectl, not only to stdout [=false]")] = (
+        None
+    )
     kind: Annotated[
         Literal["job", "statefulset"] | None,
-        option("job makes an Indexed Job on Kubernetes; statefulset is refused", default="job"),
+        option("job makes an Indexed Job on Kubernetes; statefulset is refused [=job]"),
     ] = None
-    name: Annotated[
-        Text,
-        option(
-            "name, and folder under runs/",
-            heading="Output",
-            default="(by its axes)",
-        ),
-    ] = None
-    out: Annotated[Text, option("folder of the study", default="(runs/NAME)")] = None
+    name: Annotated[Text, option("name, and folder under runs/ [=(by its axes)]", heading="Output")] = None
+    out: Annotated[Text, option("folder of the study [=(runs/NAME)]")] = None
     trace: Annotated[
         Counts, option("ranks that keep the profiler's trace of 3 steps after each run: 0,3", ge=0)
     ] = None
-    tensorboard: Annotated[
-        Switch, option("write each rank's loss and step times while it runs", default="false")
-    ] = None
+    tensorboard: Annotated[Switch, option("write each rank's loss and step times while it runs [=false]")] = (
+        None
+    )
     include: Annotated[
         list[Pattern] | None,
         option("more points; each names at least workload, strategy, gpus and batch_size"),
