@@ -44,7 +44,7 @@ class Command(NamedTuple):
     help: str
     """Its line in `bench --help`."""
     group: CommandGroup
-    """The heading under which it stands there."""
+    """Its heading there."""
     meant_by: tuple[str, ...] = ()
     """Words that others use for it: a call of one of them gets its name."""
     removes: bool = False

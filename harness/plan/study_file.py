@@ -257,7 +257,7 @@ COMMON = frozenset(
         *("device", "gpus_per_node", "repeats", "budget", "max_time", "launcher", "site", "name"),
     }
 )
-"""The options that `--help` shows; the others stand in `--help-all`."""
+"""`--help` shows these options, and `--help-all` every one."""
 
 
 def by_heading() -> dict[str, list[PlanOption]]:

@@ -113,7 +113,7 @@ def outside_of(
 def show(found: Projection, console: Console) -> None:
     """Print the table, and how far each series pays; with `-v` also the refusals with what lifts them.
 
-    Where nothing is projected and nobody asks for more, it is one line.
+    It is one line if every size is refused.
     """
     from harness.features.project import section as section
     from reports.page.section import Table
@@ -123,7 +123,7 @@ def show(found: Projection, console: Console) -> None:
         f"{count(len(refused), 'refusal')}; -v lists {'it' if len(refused) == 1 else 'them'}, with what to do"
     )
     if not every and not any(series.of("projected") for series in found.series):
-        console.result(f"nothing is projected to {found.to:,}: {refused[0].refusal.reason} ({told})")
+        console.result(f"every size up to {found.to:,} is refused: {refused[0].refusal.reason} ({told})")
         return
     for series in found.series:
         console.result(f"{section.named(series)}:")

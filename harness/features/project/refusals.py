@@ -78,7 +78,7 @@ class Asked:
         """
         beyond = knee(self.of.curve).beyond if sizes[-1] > self.of.largest else None
         if beyond is not None:
-            return Lift(command=None, what=f"nothing that pays, because {beyond.text}")
+            return Lift(command=None, what=f"a run beyond the knee, which does not pay: {beyond.text}")
         key = key or self.key
         if key.strategy == BASELINE_STRATEGY and sizes[-1] > 1:
             key = replace(key, strategy=REFERENCE_STRATEGY)

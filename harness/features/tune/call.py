@@ -160,7 +160,7 @@ class Tune(Matrix):
             say("the global batch is searched, and training changes with it: --global-batch-size keeps it")
 
     def _tried_in(self, most_s: float) -> str:
-        """What a search of so many seconds would try in short runs, which begin with the first rung."""
+        """Say what a search of `most_s` seconds would try in short runs."""
         first = next_rung(self._space.settings, ())
         assert first is not None
         race_s = (1 - FINAL_SHARE) * (1 - _BESIDE_SHARE) * most_s

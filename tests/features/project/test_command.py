@@ -90,7 +90,7 @@ def test_a_projection_is_kept_printed_and_drawn_and_a_changed_study_makes_it_sta
 ) -> None:
     project(study)
     line, path = capsys.readouterr().out.splitlines()
-    assert line.startswith("nothing is projected to 16: sizes were measured inside of a node")
+    assert line.startswith("every size up to 16 is refused: sizes were measured inside of a node")
     assert path.startswith("projection: ")
     found = project(study, "--price", "3.6", "--epoch-samples", "1000000", "-v")
     told = capsys.readouterr().out

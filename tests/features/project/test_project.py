@@ -109,7 +109,7 @@ def test_no_larger_size_is_ordered_beyond_the_knee(new_study) -> None:
     found = projected(new_study({2: 10.0, 4: 10.0, 8: 19.0}), 32)
     lift = size(found, 32).refusal.lift
     assert lift.command is None
-    assert lift.what.startswith("nothing that pays, because going from 4 to 8")
+    assert lift.what.startswith("a run beyond the knee, which does not pay: going from 4 to 8")
 
 
 @pytest.mark.parametrize(
