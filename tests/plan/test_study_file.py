@@ -6,9 +6,9 @@ from typing import Any
 import jsonschema
 import msgspec
 import pytest
-from click.testing import CliRunner
 import yaml
 from builders import a_request
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
