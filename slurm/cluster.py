@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from results.notation import seconds_of
 from slurm.runner import SlurmError
 
-SINFO_FORMAT = "%R|%a|%l|%s|%D|%T|%c|%m|%G"
-"""Partition, whether it is up, time limit, nodes of a job, nodes, their state, CPUs, memory in MB, GRES."""
+SINFO_FORMAT = "%P|%a|%l|%s|%D|%T|%c|%m|%G"
+"""Partition (the default with a star), whether it is up, time limit, nodes of a job, nodes, their state,
+CPUs, memory in MB, GRES."""
 ASSOCIATION_FORMAT = "account,partition,qos,maxsubmit"
 
 _GPUS = re.compile(r"(?:^|,)gpu:(?:(?P<type>[^:,()]+):)?(?P<count>\d+)")
@@ -24,6 +25,8 @@ class NodeGroup:
     partition: str
     is_up: bool
     """Whether the partition starts jobs."""
+    is_default: bool = False
+    """Whether jobs that name no partition go there."""
     time_limit_s: int | None
     """The time limit of a job in the partition; None: no limit."""
     least_nodes: int = 1
@@ -81,8 +84,9 @@ def read_sinfo(text: str) -> tuple[NodeGroup, ...]:
             # `2-4`, `1-infinite`, or one number where both ends are the same.
             least, _, most = size.rpartition("-")
             group = NodeGroup(
-                partition=partition,
+                partition=partition.removesuffix("*"),
                 is_up=up == "up",
+                is_default=partition.endswith("*"),
                 time_limit_s=slurm_seconds(limit),
                 least_nodes=int(least or most),
                 most_nodes=None if most == "infinite" else int(most),

@@ -144,17 +144,17 @@ def _gpu_type(kind: str | None, name: str, having: Sequence[NodeGroup], types: s
 
 def _asked_for(site: SiteProfile, groups: Sequence[NodeGroup]) -> list[NodeGroup]:
     """Return the nodes with the GPUs that the profile asks for."""
-    return [group for group in groups if site.gpu_request == "none" or _gpu_count(site, group)]
+    return [group for group in groups if site.gpu_request == "none" or gpu_count(site, group)]
 
 
-def _gpu_count(site: SiteProfile, group: NodeGroup) -> int:
+def gpu_count(site: SiteProfile, group: NodeGroup) -> int:
     """Return the number of GPUs of a node that a job of this profile could have."""
     return sum(group.gpus.values()) if site.gpu_type is None else group.gpus.get(site.gpu_type, 0)
 
 
 def _gpus_per_node(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> SiteCheck:
     about, given = "gpus_per_node", site.gpus_per_node
-    sizes = [(_gpu_count(site, group), group.nodes) for group in groups]
+    sizes = [(gpu_count(site, group), group.nodes) for group in groups]
     most, there = max(sizes)[0], f"nodes of {name} have {_span(sizes)}"
     if given is None:
         return _doubtful(about, f"left out; {there}; write {most}")
@@ -169,7 +169,7 @@ def _cpus(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> SiteChec
     # Without GPUs the number of workers of a full node is not known; at least one must fit.
     workers, what = 1, "1 rank"
     if site.gpu_request != "none":
-        gpus = max(_gpu_count(site, group) for group in groups)
+        gpus = max(gpu_count(site, group) for group in groups)
         # More GPUs than a node has is reported as an error of gpus_per_node.
         workers = min(site.gpus_per_node or gpus, gpus)
         what = f"{workers} GPU{'s' * (workers > 1)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 from approval import approved
 
+from results.errors import UsageError
 from results.site import TimeLimits
 from slurm.client import Client
 from slurm.cluster import Association, Cluster, NodeGroup, read_sinfo
+from slurm.defaults import with_defaults
 from slurm.site import SiteProfile
 from slurm.site_checks import cluster_checks, over_limits
 
@@ -286,3 +289,59 @@ def test_nodes_and_partitions_that_are_taken_out(lab) -> None:
     finally:
         lab.command("scontrol", "update", "partitionname=main", "state=up")
         lab.command("scontrol", "update", "nodename=n1,n2", "state=resume")
+
+
+# What a profile leaves out
+
+DEFAULT = replace(SERIAL, is_default=True)
+OTHER = replace(NODES, partition="old", gpus={"v100": 4}, cpus=40)
+
+
+def test_the_only_partition_with_gpus_gives_what_the_profile_leaves_out() -> None:
+    site, words = with_defaults(SiteProfile(), [DEFAULT, NODES, replace(NODES, nodes=2, state="mixed")])
+    assert (site.partition, site.gpus_per_node, site.cpus_per_gpu) == ("gpu", 8, 12)
+    assert words == "6 nodes of 8 h100 and 96 CPUs in partition gpu, jobs of at most 24 h"
+
+
+@pytest.mark.parametrize(
+    ("site", "partition", "gpus", "cpus"),
+    [
+        (SiteProfile(partition="old"), "old", 4, 10),
+        (SiteProfile(gpu_type="v100"), "old", 4, 10),
+        (SiteProfile(partition="gpu", cpus_per_gpu=3), "gpu", 8, 3),
+        (SiteProfile(partition="gpu", exclusive=True), "gpu", 8, None),
+    ],
+)
+def test_what_the_profile_says_stays_and_chooses_the_nodes(site, partition, gpus, cpus) -> None:
+    found, _ = with_defaults(site, [NODES, OTHER, SERIAL])
+    assert (found.partition, found.gpus_per_node, found.cpus_per_gpu) == (partition, gpus, cpus)
+
+
+def test_the_default_partition_is_taken_where_several_have_gpus() -> None:
+    assert with_defaults(SiteProfile(), [NODES, replace(OTHER, is_default=True)])[0].partition == "old"
+
+
+def test_a_job_is_no_longer_than_the_partition_allows() -> None:
+    limits = with_defaults(SiteProfile(), [replace(NODES, time_limit_s=300)])[0].time
+    assert limits.limit_s(1e6) == 300
+
+
+@pytest.mark.parametrize(
+    ("site", "groups", "says"),
+    [
+        ({}, [NODES, OTHER], "the partitions gpu, old have GPUs: name one with --partition"),
+        ({}, [DEFAULT], "no node of a partition that is up has GPUs: name another with --partition"),
+        ({"partition": "cpu"}, [NODES, SERIAL], "no node of the partition cpu has GPUs"),
+        ({"gpu_type": "b200"}, [NODES], "has b200"),
+        ({}, [NODES, replace(NODES, gpus={"h100": 4})], "have 4 h100 or 8 h100: give --gpus-per-node"),
+        ({}, [NODES, replace(NODES, gpus={"a100": 8})], "have 8 a100 or 8 h100: give --gpus-per-node"),
+    ],
+)
+def test_nodes_that_decide_nothing_are_refused_with_the_flag_to_give(site, groups, says) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)):
+        with_defaults(SiteProfile(**site), groups)
+
+
+def test_sinfo_marks_the_default_partition() -> None:
+    first, second = read_sinfo("main*|up|1:00|1-infinite|1|idle|8|10|\nbig|up|1:00|1-infinite|1|idle|8|10|\n")
+    assert (first.partition, first.is_default, second.is_default) == ("main", True, False)

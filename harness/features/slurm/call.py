@@ -37,7 +37,7 @@ from harness.plan.study_file import StudyFile
 from harness.terminal.console import Console
 from reports.text import count
 from results.environment import CodeVersion
-from results.errors import UsageError, bench_call
+from results.errors import MachineError, UsageError, bench_call
 from results.files import study_lock
 from results.job import Job, Purpose, Submission
 from results.job_store import JobStore
@@ -46,6 +46,7 @@ from results.plan import Placement, Plan, placement_of
 from results.store import Study, utc_now
 from slurm.client import Client
 from slurm.cluster import NodeGroup
+from slurm.defaults import with_defaults
 from slurm.job_view import JobPhase
 from slurm.runner import NoAnswerError, QueueFullError, RefusedError, SlurmError
 from slurm.script import ScriptJob, job_script
@@ -97,11 +98,23 @@ def _environment(root: Path, job_id: str) -> SlurmEnvironment:
     return SlurmEnvironment(store.job(job_id), store)
 
 
+def _known_site(options: StudyFile) -> tuple[SiteProfile, str | None, str | None]:
+    """The profile, completed by what Slurm says of its nodes; what it says; or why that is not known."""
+    site = site_of(options)
+    if site.gpu_request == "none" or site.gpus_per_node is not None or options.gpus_per_node is not None:
+        return site, None, None
+    try:
+        return *with_defaults(site, Client().groups()), None
+    except (SlurmError, UsageError) as error:
+        return site, None, f"the GPUs of a node are not known: give --gpus-per-node ({error})"
+
+
 class SlurmCall(JobCall):
     """The jobs of one `bench matrix --launcher slurm` call."""
 
     def __init__(self, call: MatrixCall) -> None:
-        site = self._site = site_of(call.options)
+        site, self._nodes, self._unknown = _known_site(call.options)
+        self._site = site
         super().__init__(call, "slurm", site.price, site.gpu_model)
         self.gpu_kind = site.gpu_type
         self._feed: Feed = call.options.feed or "once"
@@ -112,6 +125,15 @@ class SlurmCall(JobCall):
             network_gbit_per_s=site.network_gbit_per_s,
             same_python=python(site) == sys.executable,
         )
+
+    def check(self, study: Study, plan: Plan, code: CodeVersion) -> None:
+        if self._unknown is not None:
+            raise MachineError(self._unknown)
+
+    def check_all(self, study: Study, plans: Sequence[Plan], code: CodeVersion) -> None:
+        for plan in plans:
+            self.check(study, plan, code)
+        super().check_all(study, plans, code)
 
     def document(self, jobs: JobMaker, planned: PlannedJob) -> Document:
         site, placement = self._site, planned.placement
@@ -137,7 +159,7 @@ class SlurmCall(JobCall):
         return Document(job=job, text=job_script(self._site, script))
 
     def show(self, study: Study, plan: Plan, code: CodeVersion) -> None:
-        """`--dry-run`: print the jobs and their very scripts on stdout. The scheduler is not asked."""
+        """`--dry-run`: print the jobs and their very scripts on stdout."""
         launches, documents = self.left(study, plan, code)
         for line in [*plan_header(study, plan, launches), *self.summary(documents)]:
             self._console.result(line)
@@ -235,7 +257,8 @@ class SlurmCall(JobCall):
                 "Slurm may give all ranks of a node one CPU: give --cpus-per-gpu, or cpus_per_gpu or "
                 "exclusive in the profile"
             )
-        return super().summary(documents)
+        said = [] if self._nodes is None else [f"Slurm says: {self._nodes}; a profile or flags override it"]
+        return [*said, *super().summary(documents)]
 
     def _follow(
         self, submitter: Submitter, study: Study, jobs: JobMaker, after: Sequence[int], done: Submitted

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,9 @@ from slurm.runner import QueueFullError, RefusedError, SlurmError
 from slurm.script import ScriptJob, job_script, log_path
 from slurm.site import SITE_FILE
 from slurm.site_checks import cluster_checks
+
+_ANSWERS_S = 3.0
+"""Seconds in which a controller answers that a plan offers to use."""
 
 
 def seen(status: JobStatus, view: JobView) -> JobStatus:
@@ -156,8 +160,12 @@ class SlurmLauncher(JobLauncher):
         return SlurmCall(call)
 
     def offer(self) -> str | None:
-        is_here = shutil.which("sbatch") is not None
-        return "a Slurm cluster is here: --launcher slurm submits it" if is_here else None
+        if shutil.which("sbatch") is None:
+            return None
+        with suppress(SlurmError):
+            name = Client(timeout_s=_ANSWERS_S).cluster_name
+            return f"the Slurm cluster {name} is here: --launcher slurm submits it"
+        return None
 
     def check_site(self, path: Path) -> Sequence[SiteCheck]:
         """Check a profile against the cluster's description, and ask the scheduler about a job by it.

@@ -21,3 +21,13 @@ def test_the_command_asks_the_scheduler_too(lab, tmp_path, capsys) -> None:
     assert len(wrong) == 1
     assert "Invalid feature specification" in wrong[0]
     assert {job.job_id for job in Client().own_jobs()} <= before
+
+
+def test_without_a_profile_a_plan_has_the_nodes_of_the_cluster(lab, tmp_path, capsys) -> None:
+    call = ["matrix", "--workload", "gpt2-small", "--strategy", "ddp", "--gpus", "8..32", "--device", "cuda"]
+    call += ["--launcher", "slurm", "--out", str(tmp_path / "study"), "--dry-run"]
+    assert run(call) == 0
+    said = capsys.readouterr()
+    assert "Slurm says: 4 nodes of 8 h100 and 16 CPUs in partition main" in said.out
+    assert "#SBATCH --nodes=4" in said.out
+    assert "--gres=gpu:32" not in said.out
