@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from harness.launch.preflight import TORCH, amd_only, require_devices, unknown_name, warnings
-from harness.launchers.registry import launchers
+from harness.launchers.registry import launcher, launchers
 from harness.machine.code import PACKAGES, checkout
 from harness.machine.device import (
     cgroup_quota,
@@ -24,7 +24,7 @@ from harness.machine.device import (
 from harness.machine.torch_devices import ask_torch, torch_version
 from harness.terminal.console import Console
 from results.catalogue.gpus import catalogue_name
-from results.errors import MachineError, UsageError
+from results.errors import MachineError, UsageError, bench_call
 from results.features import hook
 from results.site import SiteCheck
 
@@ -34,13 +34,23 @@ _HEADS = ("what", "found")
 @click.command(name="doctor")
 @click.option("--site", metavar="FILE", help="Check this site profile against its cluster, too.")
 @click.option(
+    "--launcher",
+    "name",
+    metavar="NAME",
+    help="Of --write: the launcher whose cluster is here, such as slurm.",
+)
+@click.option(
+    "--write",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write a profile of the cluster that is here, for you to complete.",
+)
+@click.option(
     "--noise",
     is_flag=True,
     help="Measure how far equal runs differ here, and write the margins of bench compare.",
 )
-@click.option(
-    "--budget", metavar="TIME", default="3m", show_default=True, help="How long --noise may measure."
-)
+@click.option("--budget", metavar="TIME", default="3m", help="How long --noise may measure.")
 @click.option(
     "--baselines",
     type=click.Path(path_type=Path),
@@ -48,12 +58,26 @@ _HEADS = ("what", "found")
     help="Where --noise writes thresholds/MACHINE.json.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The tables as JSON.")
-def doctor_command(site: str | None, *, noise: bool, budget: str, baselines: Path, as_json: bool) -> int:
+def doctor_command(
+    site: str | None,
+    *,
+    name: str | None,
+    write: Path | None,
+    noise: bool,
+    budget: str,
+    baselines: Path,
+    as_json: bool,
+) -> int:
     """Check whether this machine can run studies, and how well. Exit code 1 if it cannot run one.
 
     With --site, studies run elsewhere: the exit code is 1 if something in the profile is wrong.
+    With --launcher and --write, it writes the profile of a cluster (docs/clusters.md).
     With --noise, it runs a small cell in fresh launches until --budget is spent (docs/gate.md).
     """
+    if (name is None) != (write is None):
+        raise UsageError("--launcher NAME and --write FILE go together: give both, or none")
+    if name is not None and write is not None:
+        return _write_site(name, write)
     if noise and as_json:
         raise UsageError("--json is for what doctor finds, and --noise writes a JSON file: leave one out")
     if noise:
@@ -78,6 +102,19 @@ def doctor_command(site: str | None, *, noise: bool, budget: str, baselines: Pat
         console.result()
         console.table(heads, rows, numeric=[False, False, False])
     return 1 if any(each.level == "wrong" for each in found) else 0
+
+
+def _write_site(name: str, path: Path) -> int:
+    text = launcher(name).found_site()
+    if text is None:
+        raise UsageError(f"--launcher {name} cannot describe its cluster: docs/sites has example profiles")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"--write {path}: it is there already; name another file") from None
+    Console().result(f"{path}: complete it; then {bench_call('doctor', '--site', path)} checks it")
+    return 0
 
 
 def _site_checks(path: Path) -> Sequence[SiteCheck]:

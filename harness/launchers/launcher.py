@@ -106,6 +106,13 @@ class Launcher(ABC):
         """Advice to run sizes that exceed this machine by this launcher; None if it has no such advice."""
         return None
 
+    def found_site(self) -> str | None:
+        """The text of a profile of the cluster that is here; None if this launcher cannot describe one.
+
+        Raises SchedulerError if the cluster does not answer, and UsageError where its nodes decide nothing.
+        """
+        return None
+
     def check_site(self, path: Path) -> Sequence[SiteCheck] | None:
         """Check the profile of a cluster in a file; None if this launcher reads no profiles.
 

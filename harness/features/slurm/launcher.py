@@ -13,6 +13,7 @@ from pathlib import Path
 
 from harness.features.slurm.allocation import SlurmEnvironment
 from harness.features.slurm.call import SlurmCall
+from harness.features.slurm.profile import found_profile
 from harness.jobs.closing import FORGOTTEN, close, kept_status, own_word
 from harness.jobs.job_status import Cancelled, JobStatus
 from harness.jobs.start import JobStart
@@ -166,6 +167,9 @@ class SlurmLauncher(JobLauncher):
             name = Client(timeout_s=_ANSWERS_S).cluster_name
             return f"the Slurm cluster {name} is here: --launcher slurm submits it"
         return None
+
+    def found_site(self) -> str:
+        return found_profile(Client())
 
     def check_site(self, path: Path) -> Sequence[SiteCheck]:
         """Check a profile against the cluster's description, and ask the scheduler about a job by it.
