@@ -1,4 +1,4 @@
-"""What a site profile leaves out, as the cluster's own description of its nodes says it."""
+"""Completes a site profile by the cluster's own description of its nodes."""
 
 from __future__ import annotations
 

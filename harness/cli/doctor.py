@@ -7,6 +7,7 @@ import resource
 from collections.abc import Sequence
 from importlib import util
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -33,12 +34,7 @@ _HEADS = ("what", "found")
 
 @click.command(name="doctor")
 @click.option("--site", metavar="FILE", help="Check this site profile against its cluster, too.")
-@click.option(
-    "--launcher",
-    "name",
-    metavar="NAME",
-    help="Of --write: the launcher whose cluster is here, such as slurm.",
-)
+@click.option("--launcher", "launcher_name", metavar="NAME", help="The launcher of --write, such as slurm.")
 @click.option(
     "--write",
     metavar="FILE",
@@ -61,12 +57,11 @@ _HEADS = ("what", "found")
 def doctor_command(
     site: str | None,
     *,
-    name: str | None,
-    write: Path | None,
     noise: bool,
     budget: str,
     baselines: Path,
     as_json: bool,
+    **of_profile: Any,
 ) -> int:
     """Check whether this machine can run studies, and how well. Exit code 1 if it cannot run one.
 
@@ -74,10 +69,8 @@ def doctor_command(
     With --launcher and --write, it writes the profile of a cluster (docs/clusters.md).
     With --noise, it runs a small cell in fresh launches until --budget is spent (docs/gate.md).
     """
-    if (name is None) != (write is None):
-        raise UsageError("--launcher NAME and --write FILE go together: give both, or none")
-    if name is not None and write is not None:
-        return _write_site(name, write)
+    if any(of_profile.values()):
+        return _write_site(**of_profile)
     if noise and as_json:
         raise UsageError("--json is for what doctor finds, and --noise writes a JSON file: leave one out")
     if noise:
@@ -104,16 +97,20 @@ def doctor_command(
     return 1 if any(each.level == "wrong" for each in found) else 0
 
 
-def _write_site(name: str, path: Path) -> int:
-    text = launcher(name).found_site()
+def _write_site(launcher_name: str | None, write: Path | None) -> int:
+    if launcher_name is None or write is None:
+        raise UsageError("--launcher NAME and --write FILE go together: give both, or none")
+    text = launcher(launcher_name).found_site()
     if text is None:
-        raise UsageError(f"--launcher {name} cannot describe its cluster: docs/sites has example profiles")
+        raise UsageError(
+            f"--launcher {launcher_name} cannot describe its cluster: docs/sites has example profiles"
+        )
     try:
-        with path.open("x", encoding="utf-8") as file:
+        with write.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError(f"--write {path}: it is there already; name another file") from None
-    Console().result(f"{path}: complete it; then {bench_call('doctor', '--site', path)} checks it")
+        raise UsageError(f"--write {write}: it is there already; name another file") from None
+    Console().result(f"{write}: complete it; then {bench_call('doctor', '--site', write)} checks it")
     return 0
 
 

@@ -31,3 +31,15 @@ def test_without_a_profile_a_plan_has_the_nodes_of_the_cluster(lab, tmp_path, ca
     assert "Slurm says: 4 nodes of 8 h100 and 16 CPUs in partition main" in said.out
     assert "#SBATCH --nodes=4" in said.out
     assert "--gres=gpu:32" not in said.out
+
+
+def test_the_profile_that_doctor_writes_is_one_that_it_finds_fine(lab, tmp_path, capsys) -> None:
+    path = tmp_path / "mine.yaml"
+    call = ["doctor", "--launcher", "slurm", "--write", str(path)]
+    assert run(call) == 0
+    assert "4 nodes of 8 h100" in path.read_text()
+    capsys.readouterr()
+    assert run(["doctor", "--site", str(path)]) == 0
+    assert not [line for line in capsys.readouterr().out.splitlines() if line.startswith("wrong")]
+    assert run(call) == 2
+    assert "it is there already" in capsys.readouterr().err
