@@ -48,6 +48,7 @@ class Pipeline(StrategyFacts):
     by_blocks = True
     fixed_exchange = "it exchanges activations, not gradients"
     contiguous = "it sends activations row by row"
+    norm_in_double = True
     eager = (
         "it exchanges activations inside of the model, which torch.compile cannot trace; leave --compile out"
     )
@@ -73,10 +74,6 @@ class Pipeline(StrategyFacts):
 
     @property
     def shards(self) -> bool:
-        return True
-
-    @property
-    def norm_in_double(self) -> bool:
         return True
 
     def groups(self, ranks: int, node_size: int | None) -> GroupLayout:
