@@ -12,14 +12,13 @@ from typing import cast
 from torch import nn
 
 from results.cell import UNCOMPRESSED
+from strategies.closed_form.terms import MIB
 from strategies.collectives.link import Link
 from strategies.compression.base import State
 from strategies.gradient_exchange import GradientExchange
 from strategies.scratch_ddp.reducer import Bucketing, GradientReducer
 from strategies.training.parallel import ParallelModel, Setting
 from strategies.training.replicas import Buffers, take_from_first
-
-MIB = 2**20
 
 
 class ScratchDdpModel(ParallelModel):
