@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 from results.cell import Cell
@@ -53,6 +54,11 @@ _TENSOR = (2, 4, 8)
 """The numbers of ranks that compute each layer together from which `auto` chooses."""
 
 
+def _padded(groups: GroupLayout, unit: Part) -> int:
+    """Return the bytes of a unit in full precision, padded to equal shards."""
+    return VALUE_BYTES * unit.padded_values(groups.shard, groups.tensor)
+
+
 class Fsdp2Facts(ShardingFacts):
     """The facts of all strategies that use torch's `fully_shard`.
 
@@ -85,12 +91,7 @@ class Fsdp2Facts(ShardingFacts):
         return super().refusal(cell)
 
     def units(self, sizes: Sizes) -> Units:
-        groups = sizes.groups
-
-        def full(part: Part) -> int:
-            return VALUE_BYTES * part.padded_values(groups.shard, groups.tensor)
-
-        return Units(sizes, full=full, halved=self.gathers_bf16)
+        return Units(sizes, full=partial(_padded, sizes.groups), halved=self.gathers_bf16)
 
     def gathered(self, units: Units) -> Gathered:
         choices = self.choices(len(units.blocks))
@@ -112,11 +113,7 @@ class Fsdp2Facts(ShardingFacts):
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
         groups = self.groups(cell.gpus, cell.node_size)
-
-        def padded(unit: Part) -> int:
-            return VALUE_BYTES * unit.padded_values(groups.shard, groups.tensor)
-
-        trained = parts.trained
+        padded, trained = partial(_padded, groups), parts.trained
         sums = sums_of_units((padded(trained.around), [padded(block) for block in trained.blocks]), parts)
         averaged = sum(piece.payload_bytes for piece in sums)
         after: Overlap = "last backward" if cell.device == "cuda" else "none"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 from results.cell import Cell
@@ -71,11 +72,12 @@ class ScratchFsdp(ShardingFacts):
             yield Proposal(strategy=f"scratch-fsdp:stage={stage}", complexity=(3, stage))
 
     def units(self, sizes: Sizes) -> Units:
-        def full(part: Part) -> int:
-            value_bytes = HALF_BYTES if self.gathers_bf16 else VALUE_BYTES
-            return VALUE_BYTES * part.flat_values(sizes.groups.shard, value_bytes)
+        return Units(sizes, full=partial(self._flat, sizes.groups.shard), halved=self.gathers_bf16)
 
-        return Units(sizes, full=full, halved=self.gathers_bf16)
+    def _flat(self, ranks: int, part: Part) -> int:
+        """Return the bytes of a unit in full precision, padded to equal shards."""
+        value_bytes = HALF_BYTES if self.gathers_bf16 else VALUE_BYTES
+        return VALUE_BYTES * part.flat_values(ranks, value_bytes)
 
     def built(self, sizes: Sizes, units: Units) -> int:
         # Parameters are initialised one at a time, each in addition to the vector into which it is copied.
@@ -94,12 +96,7 @@ class ScratchFsdp(ShardingFacts):
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
         ranks, rounds = cell.gpus, cell.accumulation
-        half = 2 if self.gathers_bf16 else 1
-
-        def whole(part: Part) -> int:
-            return VALUE_BYTES * part.flat_values(ranks, VALUE_BYTES // half)
-
-        each = ranks * half
+        whole, each = partial(self._flat, ranks), ranks * (2 if self.gathers_bf16 else 1)
         blocks, at_each_use = [whole(block) / each for block in parts.blocks], self.stage == 3
         around = whole(parts.around) / each
         pieces = gatherings_of_units((around, blocks), parts, [at_each_use] * len(blocks), cell)
