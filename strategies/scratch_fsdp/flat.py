@@ -227,5 +227,5 @@ class _Exchanged:
 
 
 Scattering = _Reduced | _Exchanged
-"""A reduce-scatter under way. Its `wait` returns this rank's part, (n,), of the sum over the ranks (on CUDA the
-current stream waits for it); until then its input must not change."""
+"""A reduce-scatter under way. Its `wait` returns this rank's part, (n,), of the sum over the ranks (on CUDA
+the current stream waits for it); until then its input must not change."""
