@@ -113,8 +113,8 @@ class Fsdp2Facts(ShardingFacts):
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
         groups = self.groups(cell.gpus, cell.node_size)
-        padded, trained = partial(_padded, groups), parts.trained
-        sums = sums_of_units((padded(trained.around), [padded(block) for block in trained.blocks]), parts)
+        padded = partial(_padded, groups)
+        sums = sums_of_units(padded, parts)
         averaged = sum(piece.payload_bytes for piece in sums)
         after: Overlap = "last backward" if cell.device == "cuda" else "none"
         if groups.shard > 1:
@@ -149,8 +149,7 @@ class Fsdp2Facts(ShardingFacts):
         if cell.device == "cpu" and not self.spec.integer("prefetch"):
             ahead = "none"
         each = shards * (2 if self.gathers_bf16 else 1)
-        blocks = [padded(block) / each for block in parts.blocks]
-        pieces = gatherings_of_units((padded(parts.around) / each, blocks), parts, again, cell)
+        pieces = gatherings_of_units(lambda unit: padded(unit) / each, parts, again, cell)
         gathered = term(
             "parameters",
             "all-gather",

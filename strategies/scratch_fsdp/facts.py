@@ -97,9 +97,9 @@ class ScratchFsdp(ShardingFacts):
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
         ranks, rounds = cell.gpus, cell.accumulation
         whole, each = partial(self._flat, ranks), ranks * (2 if self.gathers_bf16 else 1)
-        blocks, at_each_use = [whole(block) / each for block in parts.blocks], self.stage == 3
-        around = whole(parts.around) / each
-        pieces = gatherings_of_units((around, blocks), parts, [at_each_use] * len(blocks), cell)
+        at_each_use = self.stage == 3
+        again = [at_each_use] * len(parts.blocks)
+        pieces = gatherings_of_units(lambda unit: whole(unit) / each, parts, again, cell)
         gatherings = rounds if at_each_use else 1
         gathered = term(
             "parameters",
@@ -110,8 +110,7 @@ class ScratchFsdp(ShardingFacts):
             overlap="compute" if at_each_use else "first forward",
         )
         yield replace(gathered, pieces=pieces)
-        trained = parts.trained
-        sums = sums_of_units((whole(trained.around), [whole(block) for block in trained.blocks]), parts)
+        sums = sums_of_units(whole, parts)
         averages = rounds if self.sums_micro_batches else 1
         averaged = term(
             "gradients",
