@@ -9,7 +9,7 @@ an all-to-all, which sends (p - 1) / p n.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
@@ -84,6 +84,21 @@ def term(
         wire_factor=wire_factor(collective, ranks),
         overlap=overlap,
     )
+
+
+def term_of(
+    what: str,
+    collective: Collective,
+    group: Receivers,
+    pieces: tuple[Piece, ...],
+    *,
+    overlap: Overlap,
+    rounds: int = 1,
+) -> Term:
+    """Build a term whose operations are these pieces, in each of `rounds` rounds of a step."""
+    payload, operations = rounds * sum(piece.payload_bytes for piece in pieces), rounds * len(pieces)
+    whole = term(what, collective, group, payload=payload, operations=operations, overlap=overlap)
+    return replace(whole, pieces=pieces)
 
 
 def wire_factor(collective: Collective, ranks: int) -> float:

@@ -14,12 +14,14 @@ from results.spec import Entry, Option
 from strategies.closed_form.moments import AveragingBytes, Footprint, Gathered
 from strategies.closed_form.sizes import Sizes, Units
 from strategies.closed_form.terms import (
+    Collective,
     Overlap,
     Piece,
+    Receivers,
     Term,
     gatherings_of_units,
     sums_of_units,
-    term,
+    term_of,
 )
 from strategies.facts import AutoPoint, Proposal, quotient
 from strategies.fsdp.block_choices import BlockChoice, canonical, read_choices
@@ -115,30 +117,14 @@ class Fsdp2Facts(ShardingFacts):
         groups = self.groups(cell.gpus, cell.node_size)
         padded = partial(_padded, groups)
         sums = sums_of_units(padded, parts)
-        averaged = sum(piece.payload_bytes for piece in sums)
         after: Overlap = "last backward" if cell.device == "cuda" else "none"
         if groups.shard > 1:
             yield self._gatherings(cell, parts, groups.shard, padded)
-            gradients = term(
-                "gradients",
-                "reduce-scatter" if cell.backend == "nccl" else "all-reduce",
-                ("shard", groups.shard),
-                payload=averaged,
-                operations=len(sums),
-                overlap=after,
-            )
-            yield replace(gradients, pieces=sums)
+            summed: Collective = "reduce-scatter" if cell.backend == "nccl" else "all-reduce"
+            yield term_of("gradients", summed, ("shard", groups.shard), sums, overlap=after)
         if groups.replicate > 1:
-            gradients = term(
-                "shards of gradients",
-                "all-reduce",
-                ("replicate", groups.replicate),
-                payload=averaged / groups.shard,
-                operations=len(sums),
-                overlap=after,
-            )
-            pieces = tuple(Piece(size / groups.shard, share) for size, share in sums)
-            yield replace(gradients, pieces=pieces)
+            pieces, across = tuple(Piece(size / groups.shard, at) for size, at in sums), groups.replicate
+            yield term_of("shards of gradients", "all-reduce", ("replicate", across), pieces, overlap=after)
         if groups.tensor > 1:
             yield activation_sums(cell, parts, groups.tensor)
 
@@ -150,15 +136,8 @@ class Fsdp2Facts(ShardingFacts):
             ahead = "none"
         each = shards * (2 if self.gathers_bf16 else 1)
         pieces = gatherings_of_units(lambda unit: padded(unit) / each, parts, again, cell)
-        gathered = term(
-            "parameters",
-            "all-gather",
-            ("shard", shards),
-            payload=cell.accumulation * sum(piece.payload_bytes for piece in pieces),
-            operations=cell.accumulation * len(pieces),
-            overlap=ahead,
-        )
-        return replace(gathered, pieces=pieces)
+        within: Receivers = ("shard", shards)
+        return term_of("parameters", "all-gather", within, pieces, rounds=cell.accumulation, overlap=ahead)
 
 
 class Fsdp(Fsdp2Facts):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
@@ -14,7 +13,7 @@ from results.spec import Option
 from strategies.advice import SPLIT
 from strategies.closed_form.moments import AveragingBytes, Gathered
 from strategies.closed_form.sizes import HALF_BYTES, Sizes, Units
-from strategies.closed_form.terms import Term, gatherings_of_units, sums_of_units, term
+from strategies.closed_form.terms import Term, gatherings_of_units, sums_of_units, term_of
 from strategies.facts import AutoPoint, Proposal
 from strategies.sharding import OFFLOAD, PARAMS, ShardingFacts
 
@@ -100,24 +99,19 @@ class ScratchFsdp(ShardingFacts):
         at_each_use = self.stage == 3
         again = [at_each_use] * len(parts.blocks)
         pieces = gatherings_of_units(lambda unit: whole(unit) / each, parts, again, cell)
-        gatherings = rounds if at_each_use else 1
-        gathered = term(
+        yield term_of(
             "parameters",
             "all-gather",
             ("shard", ranks),
-            payload=gatherings * sum(piece.payload_bytes for piece in pieces),
-            operations=gatherings * len(pieces),
+            pieces,
+            rounds=rounds if at_each_use else 1,
             overlap="compute" if at_each_use else "first forward",
         )
-        yield replace(gathered, pieces=pieces)
-        sums = sums_of_units(whole, parts)
-        averages = rounds if self.sums_micro_batches else 1
-        averaged = term(
+        yield term_of(
             "gradients",
             "all-to-all" if cell.device == "cpu" else "reduce-scatter",
             ("shard", ranks),
-            payload=averages * sum(piece.payload_bytes for piece in sums),
-            operations=averages * len(sums),
+            sums_of_units(whole, parts),
+            rounds=rounds if self.sums_micro_batches else 1,
             overlap="backward" if self.sums_micro_batches else "last backward",
         )
-        yield replace(averaged, pieces=sums)
