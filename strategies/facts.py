@@ -209,9 +209,9 @@ class StrategyFacts(CatalogFacts):
     def busiest_share(self, cell: Cell, parts: ModelParts) -> float:
         """Return the share of a replica's computation that its busiest rank does. Only layers of the blocks
         are split."""
-        total = sum(part.flops for part in parts.parts)
         blocks = sum(block.flops for block in parts.blocks)
-        return (total - blocks + blocks / self.groups(cell.gpus, cell.node_size).tensor) / total
+        others = parts.flops - blocks
+        return (others + blocks / self.groups(cell.gpus, cell.node_size).tensor) / parts.flops
 
     def bubble(self, ranks: int) -> float:
         """Return the idle time of a rank relative to its computation, by the schedule."""
