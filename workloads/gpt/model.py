@@ -70,15 +70,14 @@ class Attention(nn.Module):
         self.c_proj = nn.Linear(shape.width, shape.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        query, key, value = (by_heads(part, self.heads) for part in self.c_attn(x).chunk(3, dim=2))
+        query, key, value = (self._split(part) for part in self.c_attn(x).chunk(3, dim=2))
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         y: Tensor = self.c_proj(mixed.transpose(1, 2).flatten(2))
         return y
 
-
-def by_heads(x: Tensor, heads: int) -> Tensor:
-    """Reshape (n, tokens, heads * size) to (n, heads, tokens, size)."""
-    return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
+    def _split(self, x: Tensor) -> Tensor:
+        """Reshape (n, tokens, width) to (n, heads, tokens, width / heads)."""
+        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
 
 
 class MLP(nn.Module):

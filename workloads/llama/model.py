@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from results.layout import LinearSplit, ModelLayout, splits_of
-from workloads.gpt.model import by_heads, initialise, language_model
+from workloads.gpt.model import initialise, language_model
 from workloads.llama import LlamaShape
 from workloads.workload import Workload
 
@@ -70,10 +70,10 @@ class GroupedAttention(nn.Module):
         self.o_proj = nn.Linear(shape.width, shape.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        query, key = by_heads(self.q_proj(x), self.heads), by_heads(self.k_proj(x), self.kv_heads)
+        query, key = _split(self.q_proj(x), self.heads), _split(self.k_proj(x), self.kv_heads)
         turns = rotations(query, self.theta)
         query, key = rotated(query, turns), rotated(key, turns)
-        value = by_heads(self.v_proj(x), self.kv_heads)
+        value = _split(self.v_proj(x), self.kv_heads)
         group = self.heads // self.kv_heads
         if group > 1:
             # The same product as with `enable_gqa`, but supported by every backend and FLOP counter.
@@ -81,6 +81,11 @@ class GroupedAttention(nn.Module):
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         y: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return y
+
+
+def _split(x: Tensor, heads: int) -> Tensor:
+    """Reshape (n, tokens, heads * size) to (n, heads, tokens, size)."""
+    return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
 
 
 def rotations(x: Tensor, theta: float) -> tuple[Tensor, Tensor]:
