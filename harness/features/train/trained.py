@@ -16,6 +16,7 @@ from harness.features.train.log import Ended, Started, Steps, TrainingLog
 from harness.features.train.order import Target
 from reports.text import count
 from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell, exchange_label
+from results.grouping import grouped
 from results.launch import Attempt
 from results.value_types import seconds_between
 
@@ -119,10 +120,7 @@ class TrainedCell:
 
 def told_not_finite(log: TrainingLog) -> list[str]:
     """A sentence for each metric that was NaN or infinite in validations that count."""
-    steps: dict[str, list[int]] = {}
-    for row in log.validations:
-        for name in row.not_finite:
-            steps.setdefault(name, []).append(row.step)
+    steps = grouped((name, row.step) for row in log.validations for name in row.not_finite)
     return [
         f"{name} was not finite (NaN or infinity) in {count(len(found), 'validation')}, first at step "
         f"{found[0]:,}: such values never count as better"
