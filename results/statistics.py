@@ -165,8 +165,8 @@ def ratio_of_runs(above: Sequence[float], below: Sequence[float], unit: str) -> 
     if fewest < FEWEST_FOR_INTERVAL:
         low, high = float(top.min() / bottom.max()), float(top.max() / bottom.min())
         return Metric(value=value, unit=unit, low=low, high=high, samples=fewest, interval="range")
-    centre, error, freedom = _welch_t(np.log(top), np.log(bottom))
-    half = t_quantile(freedom) * error if error else 0.0
+    centre, variance, freedom = welch_t(np.log(top), np.log(bottom))
+    half = t_quantile(freedom) * variance**0.5 if variance else 0.0
     return Metric(
         value=value,
         unit=unit,
@@ -184,20 +184,20 @@ def p_equal(first: Sequence[float], second: Sequence[float]) -> float:
     """
     if min(len(first), len(second)) < 2:
         return 1.0
-    difference, error, freedom = _welch_t(np.log(first), np.log(second))
-    if error == 0:
+    difference, variance, freedom = welch_t(np.log(first), np.log(second))
+    if variance == 0:
         return float(difference == 0)
-    return 2 * float(stdtr(freedom, -abs(difference) / error))
+    return 2 * float(stdtr(freedom, -abs(difference) / variance**0.5))
 
 
-def _welch_t(first: Floats, second: Floats) -> tuple[float, float, float]:
-    """Difference of means, its standard error, and the degrees of freedom (Welch-Satterthwaite)."""
+def welch_t(first: Floats, second: Floats) -> tuple[float, float, float]:
+    """Difference of means, its variance, and the degrees of freedom (Welch-Satterthwaite)."""
     a, b = float(first.var(ddof=1)) / len(first), float(second.var(ddof=1)) / len(second)
     difference = float(first.mean() - second.mean())
     if a + b == 0:
         return difference, 0.0, math.inf
     freedom = (a + b) ** 2 / (a**2 / (len(first) - 1) + b**2 / (len(second) - 1))
-    return difference, (a + b) ** 0.5, freedom
+    return difference, a + b, freedom
 
 
 def slow_steps(step_ns: npt.NDArray[np.int64]) -> int:
