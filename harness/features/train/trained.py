@@ -145,11 +145,7 @@ class TimeToTarget:
 def reach(trained: TrainedCell, target: Target) -> TimeToTarget:
     """When the run reached the target: at the first validation, or row of the log, that is good enough."""
     log = trained.log
-    if target.metric == "loss":
-        found = [(row.step, row.loss) for row in log.steps]
-    else:
-        found = [(row.step, row.metrics.get(target.metric, math.nan)) for row in log.validations]
-    step = next((step for step, value in found if target.reached(value)), None)
+    step = next((step for step, value in log.values(target.metric) if target.reached(value)), None)
     until = [row for row in log.steps if step is None or row.step <= step]
     return TimeToTarget(
         seed=trained.cell.seed,
