@@ -19,7 +19,7 @@ from reports.analysis.pooling import Pool, differing, machine_facts, pool
 from reports.analysis.series import setting_labels, setting_of
 from results import files
 from results.cell import Cell, StepPolicy, label
-from results.errors import SchemaError, StoreError, UsageError, bench_call
+from results.errors import SchemaError, UsageError, bench_call
 from results.grouping import grouped
 from results.record import RankRecord
 from results.run import NOT_PROVEN, RunResult
@@ -244,17 +244,9 @@ def _machine_of(file: _File) -> dict[str, str]:
     return {fact: value for fact, value in facts.items() if value is not None}
 
 
-def content_of(path: Path) -> files.Content:
-    """The content of a file that a user names. Raises StoreError if it cannot be read."""
-    try:
-        return files.read(path)
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror}") from error
-
-
 def _read(path: Path) -> _File:
     try:
-        return content_of(path).parsed(_BENCHMARKS)
+        return files.read_given(path).parsed(_BENCHMARKS)
     except files.DamagedError as error:
         raise SchemaError(
             f"{path} is not a file of pytest-benchmark ({error}); write one with --benchmark-json"
