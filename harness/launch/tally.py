@@ -11,7 +11,7 @@ from harness.launch.conduct import conduct_of
 from harness.launch.machine import Machine
 from harness.machine.device import nccl_settings, other_settings
 from harness.machine.torch_devices import torch_version
-from harness.plan.estimate import Earlier
+from harness.plan.estimate import Earlier, Estimate, estimate
 from harness.plan.schedule import PlannedLaunch, Progress, schedule
 from harness.plan.surroundings import Measured
 from reports.analysis.pooling import differing, fact_text
@@ -127,6 +127,11 @@ class Tally:
 
     def __post_init__(self) -> None:
         self._virtual = self.plan.virtual_cells
+
+    def estimate(self, launches: Sequence[PlannedLaunch], hosts: Machine) -> Estimate:
+        """What launches take on such hosts, by what was measured so far."""
+        hardware = replace(hosts.hardware, measured=self.measured)
+        return estimate(launches, earlier=self.earlier, hardware=hardware)
 
     def planned(self, isolation: Isolation) -> list[PlannedLaunch]:
         """The launches that are left of the plan, in order."""
