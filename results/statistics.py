@@ -142,7 +142,7 @@ def t_interval(value: float, spread: Floats, unit: str, interval: IntervalKind) 
 
 def _half_width(array: Floats) -> float:
     """Half the interval of the mean of an array by Student's t."""
-    return t_quantile(len(array) - 1) * float(array.std(ddof=1)) / len(array) ** 0.5
+    return float(t_quantile(len(array) - 1) * array.std(ddof=1) / len(array) ** 0.5)
 
 
 def _of_logs(value: float, centre: float, half: float, unit: str, samples: int) -> Metric:
