@@ -233,7 +233,7 @@ class Matrix:
             )
 
     def carry_out(self, *, dry_run: bool, report: bool) -> int:
-        """What a command does with its flags: show the plan, or run it. Returns the exit code."""
+        """Show the plan or run it. Returns the exit code of the command."""
         if not dry_run:
             return self.run(report=report)
         self.show()

@@ -129,7 +129,7 @@ class Tally:
         self._virtual = self.plan.virtual_cells
 
     def estimate(self, launches: Sequence[PlannedLaunch], hosts: Machine) -> Estimate:
-        """What launches take on such hosts, by what was measured so far."""
+        """Estimate launches on such hosts by what was measured so far."""
         hardware = replace(hosts.hardware, measured=self.measured)
         return estimate(launches, earlier=self.earlier, hardware=hardware)
 
