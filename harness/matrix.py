@@ -232,6 +232,13 @@ class Matrix:
                 f"{bench_call('check', workload)} says more"
             )
 
+    def carry_out(self, *, dry_run: bool, report: bool) -> int:
+        """Show the plan or run it. Returns the exit code of the command."""
+        if not dry_run:
+            return self.run(report=report)
+        self.show()
+        return 0
+
     def run(self, *, report: bool) -> int:
         """Run or submit the launches that are left. Returns the exit code: 0 for success, 130 after Ctrl-C.
 

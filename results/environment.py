@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from results.grouping import grouped
+
 
 class CodeVersion(msgspec.Struct, frozen=True, kw_only=True):
     """The code that measured."""
@@ -184,11 +186,10 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 def unlike_devices(environments: Sequence[Environment]) -> list[str]:
     """A sentence for each host whose ranks have different devices; the ranks of one run are given in
     order."""
-    hosts: dict[str, dict[str, list[int]]] = {}
-    for rank, environment in enumerate(environments):
-        hosts.setdefault(environment.host, {}).setdefault(environment.device_name, []).append(rank)
+    ranks = grouped((one.host, (one.device_name, rank)) for rank, one in enumerate(environments))
     sentences = []
-    for host, kinds in hosts.items():
+    for host, devices in ranks.items():
+        kinds = grouped(devices)
         if len(kinds) > 1:
             found = ", ".join(f"{name} (ranks {', '.join(map(str, of))})" for name, of in kinds.items())
             sentences.append(f"the devices of {host} differ, and each step waits for the slowest: {found}")
@@ -201,9 +202,7 @@ def unlike_nodes(environments: Sequence[Environment]) -> list[str]:
     machines = {host: environment.machine() for host, environment in of_hosts.items()}
     sentences = []
     for fact in next(iter(machines.values()), {}):
-        hosts: dict[str, list[str]] = {}
-        for host, machine in machines.items():
-            hosts.setdefault(str(machine[fact]), []).append(host)
+        hosts = grouped((str(machine[fact]), host) for host, machine in machines.items())
         if len(hosts) > 1:
             values = ", ".join(f"{value} ({', '.join(sorted(where))})" for value, where in hosts.items())
             sentences.append(f"the nodes differ in {fact}: {values}")

@@ -143,6 +143,14 @@ def read(path: Path | str, *, most: int = MOST_BYTES, begin: int = 0) -> Content
         os.close(descriptor)
 
 
+def read_given(path: Path) -> Content:
+    """The content of a file that a user names. Raises StoreError if it cannot be read."""
+    try:
+        return read(path)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from error
+
+
 def read_part(path: Path | str, begin: int, most: int) -> Content:
     """Return at most `most` bytes from a byte on of a file that may have any length. Raises OSError as
     `opened` does."""

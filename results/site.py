@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -24,6 +25,15 @@ def seconds(text: str) -> float:
     return found
 
 
+def require(name: str, rule: Callable[[str], object], value: str | None) -> None:
+    """Check a value by a rule, if one is given. Raises ValueError with its key if the rule refuses it."""
+    try:
+        if value is not None:
+            rule(value)
+    except (ValueError, UsageError) as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
 class TimeLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How an estimate becomes a time limit. Times are strings such as 30m or 2h."""
 
@@ -41,12 +51,7 @@ class TimeLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def __post_init__(self) -> None:
         for name in ("startup", "minimum", "maximum", "round_to", "fixed", "signal"):
-            value = getattr(self, name)
-            try:
-                if value is not None:
-                    seconds(value)
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from error
+            require(name, seconds, getattr(self, name))
         if seconds(self.minimum) > seconds(self.maximum):
             raise ValueError(f"minimum {self.minimum} exceeds maximum {self.maximum}")
         if seconds(self.signal) > _LONGEST_SIGNAL_S:

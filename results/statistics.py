@@ -86,15 +86,7 @@ def within_run(block_values: Sequence[float], unit: str) -> Metric:
     batches = values
     if len(values) >= 2 * BATCHES:
         batches = np.array([batch.mean() for batch in np.array_split(values, BATCHES)])
-    half = t_quantile(len(batches) - 1) * float(batches.std(ddof=1)) / len(batches) ** 0.5
-    return Metric(
-        value=mean,
-        unit=unit,
-        low=mean - half,
-        high=mean + half,
-        samples=len(batches),
-        interval="t95-batch-means",
-    )
+    return t_interval(mean, batches, unit, "t95-batch-means")
 
 
 def over_runs(run_values: Sequence[float], unit: str) -> Metric:
@@ -108,16 +100,7 @@ def over_runs(run_values: Sequence[float], unit: str) -> Metric:
     if len(values) < FEWEST_FOR_INTERVAL:
         return differences(run_values, unit)
     logs = np.log(values)
-    half = t_quantile(len(logs) - 1) * float(logs.std(ddof=1)) / len(logs) ** 0.5
-    centre = float(logs.mean())
-    return Metric(
-        value=mean,
-        unit=unit,
-        low=min(mean, float(np.exp(centre - half))),
-        high=max(mean, float(np.exp(centre + half))),
-        samples=len(values),
-        interval="t95-runs",
-    )
+    return _of_logs(mean, float(logs.mean()), _half_width(logs), unit, len(values))
 
 
 def median_of(values: Sequence[float]) -> tuple[float, float, float]:
@@ -146,8 +129,27 @@ def differences(
     if len(array) < FEWEST_FOR_INTERVAL:
         low, high = float(array.min()), float(array.max())
         return Metric(value=mean, unit=unit, low=low, high=high, samples=len(array), interval="range")
-    half = t_quantile(len(array) - 1) * float(array.std(ddof=1)) / len(array) ** 0.5
-    return Metric(value=mean, unit=unit, low=mean - half, high=mean + half, samples=len(array), interval=of)
+    return t_interval(mean, array, unit, of)
+
+
+def t_interval(value: float, spread: Floats, unit: str, interval: IntervalKind) -> Metric:
+    """A value with Student's t on the spread of the samples, whose mean it is or estimates."""
+    half, samples = _half_width(spread), len(spread)
+    return Metric(
+        value=value, unit=unit, low=value - half, high=value + half, samples=samples, interval=interval
+    )
+
+
+def _half_width(array: Floats) -> float:
+    """Half the interval of the mean of an array by Student's t."""
+    return float(t_quantile(len(array) - 1) * array.std(ddof=1) / len(array) ** 0.5)
+
+
+def _of_logs(value: float, centre: float, half: float, unit: str, samples: int) -> Metric:
+    """A value with an interval on logarithms, widened if need be to contain it."""
+    low, high = (float(np.exp(end)) for end in (centre - half, centre + half))
+    low, high = min(value, low), max(value, high)
+    return Metric(value=value, unit=unit, low=low, high=high, samples=samples, interval="t95-runs")
 
 
 def ratio_of_runs(above: Sequence[float], below: Sequence[float], unit: str) -> Metric:
@@ -165,16 +167,9 @@ def ratio_of_runs(above: Sequence[float], below: Sequence[float], unit: str) -> 
     if fewest < FEWEST_FOR_INTERVAL:
         low, high = float(top.min() / bottom.max()), float(top.max() / bottom.min())
         return Metric(value=value, unit=unit, low=low, high=high, samples=fewest, interval="range")
-    centre, error, freedom = _welch_t(np.log(top), np.log(bottom))
-    half = t_quantile(freedom) * error if error else 0.0
-    return Metric(
-        value=value,
-        unit=unit,
-        low=min(value, float(np.exp(centre - half))),
-        high=max(value, float(np.exp(centre + half))),
-        samples=fewest,
-        interval="t95-runs",
-    )
+    centre, variance, freedom = welch_t(np.log(top), np.log(bottom))
+    half = t_quantile(freedom) * variance**0.5 if variance else 0.0
+    return _of_logs(value, centre, half, unit, fewest)
 
 
 def p_equal(first: Sequence[float], second: Sequence[float]) -> float:
@@ -184,20 +179,20 @@ def p_equal(first: Sequence[float], second: Sequence[float]) -> float:
     """
     if min(len(first), len(second)) < 2:
         return 1.0
-    difference, error, freedom = _welch_t(np.log(first), np.log(second))
-    if error == 0:
+    difference, variance, freedom = welch_t(np.log(first), np.log(second))
+    if variance == 0:
         return float(difference == 0)
-    return 2 * float(stdtr(freedom, -abs(difference) / error))
+    return 2 * float(stdtr(freedom, -abs(difference) / variance**0.5))
 
 
-def _welch_t(first: Floats, second: Floats) -> tuple[float, float, float]:
-    """Difference of means, its standard error, and the degrees of freedom (Welch-Satterthwaite)."""
+def welch_t(first: Floats, second: Floats) -> tuple[float, float, float]:
+    """Difference of means, its variance, and the degrees of freedom (Welch-Satterthwaite)."""
     a, b = float(first.var(ddof=1)) / len(first), float(second.var(ddof=1)) / len(second)
     difference = float(first.mean() - second.mean())
     if a + b == 0:
         return difference, 0.0, math.inf
     freedom = (a + b) ** 2 / (a**2 / (len(first) - 1) + b**2 / (len(second) - 1))
-    return difference, (a + b) ** 0.5, freedom
+    return difference, a + b, freedom
 
 
 def slow_steps(step_ns: npt.NDArray[np.int64]) -> int:

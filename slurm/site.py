@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import shlex
 import unicodedata
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import msgspec
@@ -16,7 +15,7 @@ import msgspec
 from results.catalogue.gpus import require_known
 from results.errors import UsageError
 from results.plan import Placement
-from results.site import SitePrice, TimeLimits, seconds
+from results.site import SitePrice, TimeLimits, require, seconds
 from results.strict_yaml import FileKind
 
 _UNQUOTED = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
@@ -96,15 +95,6 @@ _THE_JOBS = {
 """Directives that each job sets itself, or that would change what the job is."""
 
 
-def _check(name: str, rule: Callable[[str], object], value: str | None) -> None:
-    """Check a value by a rule, if one is given. Raises ValueError with its key if the rule refuses it."""
-    try:
-        if value is not None:
-            rule(value)
-    except (ValueError, UsageError) as error:
-        raise ValueError(f"{name}: {error}") from error
-
-
 def _word(text: str) -> str:
     if not text.strip():
         raise ValueError("it is empty; leave it out")
@@ -136,7 +126,7 @@ def _check_directive(name: str, value: str | bool) -> None:
         raise ValueError(f"directives: {name} is for the job to decide; leave it out")
     if value is False:
         raise ValueError(f"directives: {name} is false; leave it out")
-    _check(f"directives.{name}", _word, str(value))
+    require(f"directives.{name}", _word, str(value))
 
 
 class Container(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -152,11 +142,11 @@ class Container(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     mount_home: bool = False
 
     def __post_init__(self) -> None:
-        _check("image", _word, self.image)
-        _check("python", _word, self.python)
-        _check("workdir", _word, self.workdir)
+        require("image", _word, self.image)
+        require("python", _word, self.python)
+        require("workdir", _word, self.workdir)
         for mount in self.mounts:
-            _check("mounts", _mount, mount)
+            require("mounts", _mount, mount)
 
 
 class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -219,10 +209,10 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         words = ("partition", "serial_partition", "account", "qos", "constraint", "reservation", "gpu_type")
         for name in (*words, "python"):
-            _check(name, _word, getattr(self, name))
-        _check("memory_per_node", _size, self.memory_per_node)
-        _check("gpu_model", require_known, self.gpu_model)
-        _check("step_creation", seconds, self.step_creation)
+            require(name, _word, getattr(self, name))
+        require("memory_per_node", _size, self.memory_per_node)
+        require("gpu_model", require_known, self.gpu_model)
+        require("step_creation", seconds, self.step_creation)
         if self.gpu_request == "none" and (self.gpu_type or self.gpu_model or self.gpus_per_node):
             raise ValueError(
                 "with gpu_request: none leave out gpu_type, gpu_model and gpus_per_node, or choose another "
@@ -233,9 +223,9 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for name, text in self.environment.items():
             if not _VARIABLE.fullmatch(name) or name.startswith(("SLURM_", "SBATCH_", "SRUN_")):
                 raise ValueError(f"environment: {name!r} is not a variable that a job may set")
-            _check(f"environment.{name}", shell, text)
+            require(f"environment.{name}", shell, text)
         for line in (*self.setup, *self.node_setup):
-            _check("setup and node_setup", shell, line)
+            require("setup and node_setup", shell, line)
 
     def billed_gpus(self, placement: Placement) -> int | None:
         """Return the number of GPUs that a job of this placement is charged for: all GPUs of exclusive nodes.

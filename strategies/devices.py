@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, cast
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -23,25 +23,10 @@ from results.errors import UsageError
 Moment = Any
 """An integer of nanoseconds on the host, an event on a stream."""
 
-
-class Event(Protocol):
-    """A place in the queue of a stream."""
-
-    def synchronize(self) -> None:
-        """Make the host wait until the stream has reached this place."""
-
-
-class Stream(Protocol):
-    """A queue of a device, whose work runs in order, and concurrently with other queues."""
-
-    def wait_stream(self, stream: Any) -> None:
-        """Make work queued from now on wait for the work queued in `stream` so far."""
-
-    def wait_event(self, event: Any) -> None:
-        """Make work queued from now on wait until the event's stream has reached it."""
-
-    def record_event(self) -> Event:
-        """Record an event after the work queued so far."""
+Stream = torch.Stream
+"""A queue of a device, whose work runs in order, and concurrently with other queues."""
+Event = torch.Event
+"""A place in the queue of a stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,10 +227,10 @@ class Cuda(StreamedDevice):
         return torch.Generator(self.device).manual_seed(seed).get_state()
 
     def new_stream(self) -> Stream:
-        return cast(Stream, torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
+        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def current_stream(self) -> Stream:
-        return cast(Stream, torch.cuda.current_stream(self.device))
+        return torch.cuda.current_stream(self.device)
 
     def on_stream(self, stream: Any) -> AbstractContextManager[object]:
         return torch.cuda.stream(stream)

@@ -76,6 +76,11 @@ class StrategyFacts(CatalogFacts):
     """Why the model cannot be compiled; None: it can."""
     projected: ClassVar[bool] = False
     """Whether `bench project` projects its sizes to larger ones."""
+    norm_in_double: ClassVar[bool] = False
+    """Whether clipping adds up the squares of gradients in double precision, as `clip_shards` does."""
+    by_unit: ClassVar[bool] = False
+    """Whether its model takes a module on the meta device, and gives it initial values unit by unit
+    (`Setting.fill`)."""
 
     # Planning
 
@@ -126,19 +131,8 @@ class StrategyFacts(CatalogFacts):
         return False
 
     @property
-    def norm_in_double(self) -> bool:
-        """Whether clipping adds up the squares of gradients in double precision, as `clip_shards` does."""
-        return False
-
-    @property
     def sums_micro_batches(self) -> bool:
         """Whether gradients are summed over the ranks in every micro-batch, so that none keeps its own."""
-        return False
-
-    @property
-    def by_unit(self) -> bool:
-        """Whether its model takes a module on the meta device, and gives it initial values unit by unit
-        (`Setting.fill`)."""
         return False
 
     @property
@@ -215,9 +209,9 @@ class StrategyFacts(CatalogFacts):
     def busiest_share(self, cell: Cell, parts: ModelParts) -> float:
         """Return the share of a replica's computation that its busiest rank does. Only layers of the blocks
         are split."""
-        total = sum(part.flops for part in parts.parts)
         blocks = sum(block.flops for block in parts.blocks)
-        return (total - blocks + blocks / self.groups(cell.gpus, cell.node_size).tensor) / total
+        others = parts.flops - blocks
+        return (others + blocks / self.groups(cell.gpus, cell.node_size).tensor) / parts.flops
 
     def bubble(self, ranks: int) -> float:
         """Return the idle time of a rank relative to its computation, by the schedule."""

@@ -26,17 +26,11 @@ class ShardingFacts(StrategyFacts):
     fixed_exchange = "it averages gradients into shards by its own collective"
     contiguous = "it cuts shards from parameters row by row"
     projected = True
+    norm_in_double = True
+    by_unit = True
 
     @property
     def shards(self) -> bool:
-        return True
-
-    @property
-    def norm_in_double(self) -> bool:
-        return True
-
-    @property
-    def by_unit(self) -> bool:
         return True
 
     @property

@@ -38,7 +38,7 @@ from workloads.workload import is_dataset
 class TrainingData(ABC, Iterator[Batch]):
     """One replica's micro-batches, on its device, without end; `Trainer.attach` takes it."""
 
-    def __init__(self, request: DataRequest, *, samples_per_epoch: int | None) -> None:
+    def __init__(self, request: DataRequest, *, samples_per_epoch: int | None = None) -> None:
         self._request = request
         self.samples_per_epoch = samples_per_epoch
         """The samples of an epoch; None: not known before they are read, or the data have no epochs."""
@@ -108,7 +108,7 @@ class _Synthetic(TrainingData):
     """Repeats the batches of a measured run, without epochs."""
 
     def __init__(self, request: DataRequest) -> None:
-        super().__init__(request, samples_per_epoch=None)
+        super().__init__(request)
         self._pool = synthetic_pool(request)
 
     def _draw(self) -> Iterator[Batch]:
@@ -175,7 +175,7 @@ class _Reopened(TrainingData):
     They resume from their own state, if they have one, or are read again up to the position.
     """
 
-    def __init__(self, request: DataRequest, *, samples_per_epoch: int | None) -> None:
+    def __init__(self, request: DataRequest, *, samples_per_epoch: int | None = None) -> None:
         super().__init__(request, samples_per_epoch=samples_per_epoch)
         self._opened: Any = None
         self._kept: Any = None
@@ -263,9 +263,6 @@ class _Row(_Reopened):
 
 class _Function(_Reopened):
     """Batches that a user's function opens for each epoch; their number is not known in advance."""
-
-    def __init__(self, request: DataRequest) -> None:
-        super().__init__(request, samples_per_epoch=None)
 
     def _draw(self) -> Iterator[Batch]:
         return checked(self._epochs(), self._request)

@@ -46,8 +46,5 @@ def matrix_command(
         # A job that makes this call again continues the same study.
         arguments = (*(word for word in arguments if word != "--fresh"), "--name", str(options.name))
     matrix = Matrix(options, study_file=path, arguments=arguments)
-    if dry_run:
-        matrix.show()
-        return 0
-    with night(fresh_base(str(options.name)), RUNS) if fresh else nullcontext():
-        return matrix.run(report=not no_report)
+    with night(fresh_base(str(options.name)), RUNS) if fresh and not dry_run else nullcontext():
+        return matrix.carry_out(dry_run=dry_run, report=not no_report)

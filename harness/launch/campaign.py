@@ -17,7 +17,6 @@ from harness.launch.preflight import require_devices, require_room, warnings
 from harness.launch.starter import LogWords, Starter
 from harness.launch.supervise import POLL_S, Supervisor, Watch
 from harness.launch.tally import Conditions, Tally, study_tally
-from harness.plan.estimate import estimate
 from harness.plan.launchers import job_variables
 from harness.plan.lighter import lighter
 from harness.plan.schedule import PlannedLaunch
@@ -124,8 +123,7 @@ class Campaign:
         self, line: ProgressLine, launches: Sequence[PlannedLaunch], tally: Tally, machine: Machine
     ) -> Progress:
         names = {cell.id: f"{cell.workload}, {point(cell)}" for cell in self._plan.cells}
-        hardware = replace(machine.hardware, measured=tally.measured)
-        seconds = estimate(launches, earlier=tally.earlier, hardware=hardware).launches
+        seconds = tally.estimate(launches, machine).launches
         return self._conduct.progress(
             line, self._study, launches, seconds=seconds, names=names, deadline=self._deadline
         )

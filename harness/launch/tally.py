@@ -11,10 +11,10 @@ from harness.launch.conduct import conduct_of
 from harness.launch.machine import Machine
 from harness.machine.device import nccl_settings, other_settings
 from harness.machine.torch_devices import torch_version
-from harness.plan.estimate import Earlier
+from harness.plan.estimate import Earlier, Estimate, estimate
 from harness.plan.schedule import PlannedLaunch, Progress, schedule
 from harness.plan.surroundings import Measured
-from reports.analysis.pooling import differing
+from reports.analysis.pooling import differing, fact_text
 from reports.text import count
 from results.cell import inferred_out_of_memory, pruning_reason
 from results.environment import CodeVersion, Program
@@ -97,16 +97,10 @@ class Conditions:
                 "program", (None, None)
             )
         return [
-            f"{name} {_fact(then)} then, {_fact(now)} now"
+            f"{name} {fact_text(then)} then, {fact_text(now)} now"
             for name, (then, now) in pairs.items()
             if None not in (then, now) and now != then
         ]
-
-
-def _fact(value: object) -> str:
-    if isinstance(value, Mapping):
-        return " ".join(f"{key}={value[key]}" for key in sorted(value)) or "none"
-    return str(value)
 
 
 @dataclass
@@ -133,6 +127,11 @@ class Tally:
 
     def __post_init__(self) -> None:
         self._virtual = self.plan.virtual_cells
+
+    def estimate(self, launches: Sequence[PlannedLaunch], hosts: Machine) -> Estimate:
+        """Estimate launches on such hosts by what was measured so far."""
+        hardware = replace(hosts.hardware, measured=self.measured)
+        return estimate(launches, earlier=self.earlier, hardware=hardware)
 
     def planned(self, isolation: Isolation) -> list[PlannedLaunch]:
         """The launches that are left of the plan, in order."""

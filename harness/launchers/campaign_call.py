@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -22,7 +21,6 @@ from harness.launchers.jobs import job_statuses
 from harness.launchers.launcher import LauncherCall, MatrixCall, WorkerHosts
 from harness.launchers.plan_text import plan_summary, plan_tables
 from harness.machine.code import checkout
-from harness.plan.estimate import estimate
 from reports.text import count
 from results.environment import CodeVersion
 from results.job_store import JobStore
@@ -72,9 +70,7 @@ class CampaignCall(LauncherCall):
         options, conditions = self._call.run_options, self.conditions(code)
         so_far = study_tally(study, plan, study.collect(), conditions, options)
         launches = so_far.planned(options.isolation)
-        hosts = self.machine or Machine.here()
-        hardware = replace(hosts.hardware, measured=so_far.measured)
-        costs = estimate(launches, earlier=so_far.earlier, hardware=hardware)
+        costs = so_far.estimate(launches, self.machine or Machine.here())
         for line in plan_summary(study, plan, launches, costs):
             console.note(line)
         context = CampaignContext(
@@ -136,6 +132,4 @@ def show_plan(
     """Print the plan, what it takes on such `hosts`, and the `line` of each launch. Writes nothing."""
     so_far = study_tally(study, plan, study.results(), conditions, call.run_options)
     launches = so_far.planned(call.run_options.isolation)
-    hardware = replace(hosts.hardware, measured=so_far.measured)
-    costs = estimate(launches, earlier=so_far.earlier, hardware=hardware)
-    plan_tables(call.console, study, plan, launches, costs, line=line)
+    plan_tables(call.console, study, plan, launches, so_far.estimate(launches, hosts), line=line)

@@ -138,25 +138,18 @@ def _installed_commit(folder: Path) -> str | None:
 
 def git_user() -> str:
     """Return the name of the user in git's configuration; empty without one."""
-    with suppress(OSError, subprocess.SubprocessError):
-        command = ["git", "config", "user.name"]
-        return subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=20
-        ).stdout.strip()
-    return ""
+    return _printed("git", "config", "user.name") or ""
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    if not (folder / ".git").exists():
-        return None
+    return _printed("git", "-C", str(folder), *arguments) if (folder / ".git").exists() else None
+
+
+def _printed(*command: str) -> str | None:
+    """Return what a command prints; None if it cannot be run, or fails."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=20,
-            check=True,
+            command, capture_output=True, text=True, errors="replace", timeout=20, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None

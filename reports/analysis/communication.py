@@ -228,27 +228,27 @@ class CellCommunication:
         every = (operation for one in self.recorded for operation in one.operations)
         kinds = grouped(((operation.name, operation.group_size), operation) for operation in every)
 
-        def mean(found: Sequence[OperationSummary], name: str) -> float | None:
-            values = [getattr(one, name) for one in found]
-            return None if None in values else fmean(values)
-
         return tuple(
             OperationSummary(
                 name=name,
                 group_size=size,
-                count=mean(found, "count") or 0.0,
-                payload_bytes=mean(found, "payload_bytes") or 0.0,
-                duration_ns=mean(found, "duration_ns") or 0.0,
-                transfer_ns=mean(found, "transfer_ns"),
-                wait_ns=mean(found, "wait_ns"),
+                count=_mean(found, "count") or 0.0,
+                payload_bytes=_mean(found, "payload_bytes") or 0.0,
+                duration_ns=_mean(found, "duration_ns") or 0.0,
+                transfer_ns=_mean(found, "transfer_ns"),
+                wait_ns=_mean(found, "wait_ns"),
             )
             for (name, size), found in kinds.items()
         )
 
     def mean(self, name: str) -> float | None:
         """The mean of a field of `Communication` over the runs; None if a run lacks it."""
-        values = [getattr(one, name) for one in self.recorded]
-        return fmean(values) if values and None not in values else None
+        return _mean(self.recorded, name)
+
+
+def _mean(found: Sequence[Communication | OperationSummary], name: str) -> float | None:
+    values = [getattr(one, name) for one in found]
+    return fmean(values) if values and None not in values else None
 
 
 def communication(figures: CellFigures, peaks: LinkPeaks | None = None) -> CellCommunication:

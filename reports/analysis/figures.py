@@ -18,7 +18,7 @@ from results.cell import Cell, Precision
 from results.outcome import Evidence
 from results.record import Proof, Training, by_nodes_before, training_before
 from results.run import NOT_PROVEN, RunResult
-from results.statistics import FEWEST_FOR_INTERVAL, Metric, differences, over_runs, t_quantile
+from results.statistics import FEWEST_FOR_INTERVAL, Metric, differences, over_runs, t_interval
 
 _STRONGEST_PROOF = ("serial-simulation", "sampled-gradients", "replica-agreement", "earlier-run")
 NOT_CHECKED = "not checked"
@@ -166,10 +166,7 @@ def share_of_runs(parts: Sequence[float], wholes: Sequence[float]) -> Metric:
     if len(part) < FEWEST_FOR_INTERVAL:
         return msgspec.structs.replace(differences([*map(float, part / whole)], "ratio"), value=share)
     residuals = (part - share * whole) / whole.mean()
-    half = t_quantile(len(part) - 1) * float(residuals.std(ddof=1)) / len(part) ** 0.5
-    return Metric(
-        value=share, unit="ratio", low=share - half, high=share + half, samples=len(part), interval="t95-runs"
-    )
+    return t_interval(share, residuals, "ratio", "t95-runs")
 
 
 def _units_per_s(runs: Sequence[RunResult], step_ns: Metric) -> Metric | None:

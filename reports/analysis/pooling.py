@@ -120,7 +120,7 @@ def differing(first: Mapping[str, object], second: Mapping[str, object]) -> dict
     """
     both = first.keys() & second.keys()
     names = sorted((first.keys() | second.keys()) - ({"settings", "program"} - both))
-    pairs = {name: (_fact(first.get(name)), _fact(second.get(name))) for name in names}
+    pairs = {name: (fact_text(first.get(name)), fact_text(second.get(name))) for name in names}
     if "program" in both:
         programs: tuple[Any, Any] = (first["program"], second["program"])
         unlike = unlike_facts(*programs)[:_NAMED]
@@ -163,7 +163,8 @@ def _why_not(run: RunResult, newest: RunResult) -> str:
     )
 
 
-def _fact(value: object) -> str:
+def fact_text(value: object) -> str:
+    """A fact of an environment in words."""
     if value is None:
         return _UNKNOWN
     if isinstance(value, Mapping):

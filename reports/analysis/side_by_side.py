@@ -196,19 +196,16 @@ def _disturbed(one: CellFigures) -> Disturbed:
 
 def _unlike(one: StudyFigures, other: StudyFigures) -> Iterator[str]:
     """Points of both studies without equal work: a string for all sizes at which the same fields differ."""
-    sizes: dict[tuple[str, str], list[int]] = {}
-    theirs = _by_point(other)
+    found, theirs = [], _by_point(other)
     for point, cells in _by_point(one).items():
         # The fields in which the work differs; empty for equal work.
         pairs = [differing(_work(here), _work(there)) for here in cells for there in theirs.get(point, ())]
         if pairs and all(pairs):
             nearest = min(pairs, key=len)
             texts = [f"{name} {a} in {one.name}, {b} in {other.name}" for name, (a, b) in nearest.items()]
-            sizes.setdefault((f"{cells[0].workload}, {label(cells[0])}", "; ".join(texts)), []).append(
-                cells[0].gpus
-            )
-    for (name, difference), found in sizes.items():
-        yield f"{name} on {', '.join(f'{gpus:,}' for gpus in sorted(found))}: {difference}"
+            found.append(((f"{cells[0].workload}, {label(cells[0])}", "; ".join(texts)), cells[0].gpus))
+    for (name, difference), sizes in grouped(found).items():
+        yield f"{name} on {', '.join(f'{gpus:,}' for gpus in sorted(sizes))}: {difference}"
 
 
 def _by_point(study: StudyFigures) -> dict[tuple[object, ...], list[Cell]]:

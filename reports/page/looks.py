@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from reports.analysis.scaling import Curve
 from reports.analysis.series import setting_of
 from reports.analysis.study import StudyFigures
+from reports.page.description import Line, Point
 from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell, label
 from results.grouping import grouped
 from results.notation import NO_LINK
@@ -59,6 +60,14 @@ def looks(curves: Iterable[Curve]) -> Looks:
             dashes[exchange] = _DASHES[len(dashes) % len(_DASHES)]
         found[key.exchange] = Look(colours[key.strategy], dashes[exchange])
     return found
+
+
+def line_of(
+    curve: Curve, shown: Looks, points: tuple[Point, ...], start: tuple[float, float] | None = None
+) -> Line:
+    """The line of a series, in the look of its exchange."""
+    look = shown[curve.key.exchange]
+    return Line(name=curve.key.exchange, colour=look.colour, dash=look.dash, points=points, start=start)
 
 
 def colours_over_studies(curves: Iterable[Curve]) -> Mapping[str, str]:

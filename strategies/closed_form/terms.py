@@ -9,13 +9,13 @@ an all-to-all, which sends (p - 1) / p n.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from results.cell import Cell
 from results.groups import Dimension
-from results.parts import VALUE_BYTES, ModelParts
+from results.parts import VALUE_BYTES, ModelParts, Part
 
 Collective = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send"]
 Overlap = Literal["first forward", "forward", "last backward", "backward", "compute", "none"]
@@ -86,6 +86,21 @@ def term(
     )
 
 
+def term_of(
+    what: str,
+    collective: Collective,
+    group: Receivers,
+    pieces: tuple[Piece, ...],
+    *,
+    overlap: Overlap,
+    rounds: int = 1,
+) -> Term:
+    """Build a term whose operations are these pieces, in each of `rounds` rounds of a step."""
+    payload, operations = rounds * sum(piece.payload_bytes for piece in pieces), rounds * len(pieces)
+    whole = term(what, collective, group, payload=payload, operations=operations, overlap=overlap)
+    return replace(whole, pieces=pieces)
+
+
 def wire_factor(collective: Collective, ranks: int) -> float:
     """Return the bytes that one of `ranks` sends over its payload."""
     return _FACTORS[collective](ranks)
@@ -126,24 +141,24 @@ def shares_before_blocks(parts: ModelParts) -> list[float]:
     return [flops / parts.flops if parts.flops else 0.0 for flops in before] if parts.blocks else []
 
 
-def sums_of_units(units: tuple[int, list[int]], parts: ModelParts) -> tuple[Piece, ...]:
+def sums_of_units(size: Callable[[Part], int], parts: ModelParts) -> tuple[Piece, ...]:
     """Return the sums of a sharded model in a backward pass: the last block first, last what is around the
-    blocks; `units` are the bytes of that and of each block. Units without trained parameters are left out."""
-    around, blocks = units
-    shares = [1.0 - share for share in shares_before_blocks(parts)]
-    sums = [Piece(size, share) for size, share in zip(reversed(blocks), reversed(shares), strict=True)]
-    return tuple(piece for piece in (*sums, Piece(around, 1.0)) if piece.payload_bytes)
+    blocks; `size` returns the bytes of a unit. Units without trained parameters are left out."""
+    trained, shares = parts.trained, [1.0 - share for share in shares_before_blocks(parts)]
+    blocks = zip(reversed(trained.blocks), reversed(shares), strict=True)
+    sums = [Piece(size(block), share) for block, share in blocks]
+    return tuple(piece for piece in (*sums, Piece(size(trained.around), 1.0)) if piece.payload_bytes)
 
 
 def gatherings_of_units(
-    units: tuple[float, list[float]], parts: ModelParts, again: Sequence[bool], cell: Cell
+    size: Callable[[Part], float], parts: ModelParts, again: Sequence[bool], cell: Cell
 ) -> tuple[Piece, ...]:
     """Return the gatherings of a sharded model in a micro-batch: what is around the blocks, then each block.
 
-    `units` are the bytes of both, and `again` says which blocks are gathered for backward as well. If no
+    `size` returns the bytes of a unit, and `again` says which blocks are gathered for backward as well. If no
     block is, shares are shares of the forward pass, else of both passes.
     """
-    around, blocks = units
+    around, blocks = size(parts.around), [size(block) for block in parts.blocks]
     before = shares_before_blocks(parts)
     if not any(again):
         return (Piece(around, 0.0), *map(Piece, blocks, before))
@@ -151,11 +166,11 @@ def gatherings_of_units(
     forward = 1 / 4 if cell.activation_checkpointing is True else 1 / 3
     ends = [*before[1:], before[-1] + parts.blocks[-1].flops / (parts.flops or 1)]
     twice = [
-        Piece(size, forward + (1 - forward) * (1 - end))
-        for size, end, repeated in zip(blocks, ends, again, strict=True)
+        Piece(gathered, forward + (1 - forward) * (1 - end))
+        for gathered, end, repeated in zip(blocks, ends, again, strict=True)
         if repeated
     ]
-    once = (Piece(size, forward * share) for size, share in zip(blocks, before, strict=True))
+    once = (Piece(gathered, forward * share) for gathered, share in zip(blocks, before, strict=True))
     return (Piece(around, 0.0), *once, *reversed(twice))
 
 

@@ -21,6 +21,9 @@ from results.errors import UsageError
 class Link:
     """This rank's connection to the others of a group; the `Wire` of the backend's own collectives."""
 
+    rank: int
+    size: int
+
     def __init__(self, group: ProcessGroup | None = None) -> None:
         """`group` None is the default group. The group's own methods are called, not torch's functions over
         it, so that a group in Python, or one that torch has not registered, will do."""
@@ -33,8 +36,7 @@ class Link:
             group = dist.group.WORLD
         # torch's stubs declare a dozen overloads of each method, with C++ structs as arguments.
         self._group: Any = group
-        self._rank: int = group.rank()
-        self._size: int = group.size()
+        self.rank, self.size = group.rank(), group.size()
 
     @property
     def group(self) -> ProcessGroup:
@@ -47,14 +49,6 @@ class Link:
         # A group in Python names the group that it wraps; for others torch reports the default group.
         over = getattr(self._group, "backend", None)
         return "nccl" if device == "cuda" and "nccl" in dist.get_backend(over) else "gloo"
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        return self._size
 
     def announce_bucket(self) -> None:
         """Announce the exchange of a bucket to a group that counts buckets."""
@@ -146,19 +140,19 @@ class Link:
         groups = [
             dist.new_group([dist.get_global_rank(self._group, rank) for rank in part]) for part in parts
         ]
-        own: ProcessGroup = next(g for g, part in zip(groups, parts, strict=True) if self._rank in part)
+        own: ProcessGroup = next(g for g, part in zip(groups, parts, strict=True) if self.rank in part)
         return Link(own)
 
     def beside(self) -> Link:
         """Return a separate link between the same ranks, through host memory, which another thread may use;
         collective."""
-        if self._size == dist.get_world_size():
+        if self.size == dist.get_world_size():
             everyone = dist.new_group(backend="gloo")
             assert isinstance(everyone, ProcessGroup)
             return Link(everyone)
         if self._group not in dist.distributed_c10d._world.pg_map:
             raise UsageError(
-                f"a group of {self._size} of {dist.get_world_size()} ranks that torch has not registered "
+                f"a group of {self.size} of {dist.get_world_size()} ranks that torch has not registered "
                 f"cannot save: give one that torch.distributed.new_group has made"
             )
         # The ranks of other groups need not take part; torch then names the group by its ranks.

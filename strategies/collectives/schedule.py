@@ -62,16 +62,9 @@ class ScheduledWire(ABC):
     def __init__(self, link: Link, *, chunk_bytes: int) -> None:
         """`chunk_bytes` are sent at once, or one element if it is longer."""
         self._link = link
+        self.rank, self.size = link.rank, link.size
         self._chunk_bytes = chunk_bytes
         self._scratch: dict[torch.dtype, Tensor] = {}
-
-    @property
-    def rank(self) -> int:
-        return self._link.rank
-
-    @property
-    def size(self) -> int:
-        return self._link.size
 
     @abstractmethod
     def sum_schedule(self, numel: int, chunk: int) -> Schedule:

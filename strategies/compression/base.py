@@ -26,7 +26,7 @@ class Compressor(ABC):
     2019, arXiv:1901.09847), so that a bias of the compression does not add up.
     """
 
-    def __init__(self, *, feedback: bool, ramp_steps: int = 0) -> None:
+    def __init__(self, *, feedback: bool = False, ramp_steps: int = 0) -> None:
         self.feedback = feedback
         """Whether the residual is added to the next share of the same bucket."""
         self.ramp_steps = ramp_steps
@@ -36,7 +36,7 @@ class Compressor(ABC):
     def of(cls, spec: Spec, *, seed: int, rank: int) -> Compressor:
         """Build the compressor with the options of a spec. Random numbers that are equal on all ranks follow
         from `seed` only; random numbers of one rank follow from `rank` as well."""
-        return cls()  # type: ignore[call-arg]  # of those without options
+        return cls()
 
     def compensate(self, bucket: Bucket, residual: Tensor) -> None:
         """Add the residual of earlier steps to the bucket's values; called for compressors with feedback."""

@@ -71,9 +71,6 @@ unscaling is always exact."""
 class Bf16(Compressor):
     """Sums in bfloat16, which has the range of fp32 and 8 bits: no value overflows or needs a scale."""
 
-    def __init__(self) -> None:
-        super().__init__(feedback=False)
-
     def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
         import torch
 
@@ -86,9 +83,6 @@ class Fp16(Compressor):
     No sum overflows, and as many small values as possible survive, at any number of ranks. Infinities and NaN
     pass through unscaled, for the loss scaler to see.
     """
-
-    def __init__(self) -> None:
-        super().__init__(feedback=False)
 
     def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
         import torch

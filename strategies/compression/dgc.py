@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, cast
 from results.cell import Cell
 from results.spec import Option, Spec
 from strategies.compression.base import Compressor, State
-from strategies.compression.facts import RATIO, SELECT, WARMUP, CompressorFacts, share_of
-from strategies.compression.promise import Chosen, CompressorPromise, Forgotten, WireBytes
+from strategies.compression.facts import SELECT, WARMUP, share_of
 from strategies.compression.streams import Streams
 from strategies.compression.topk import TopKFacts, sum_chosen
 from strategies.optimizers import OPTIMIZERS
@@ -24,12 +23,11 @@ if TYPE_CHECKING:
     from strategies.exchange.buckets import Bucket
 
 
-class DgcFacts(CompressorFacts):
-    """Each rank compresses the accumulated momentum of its gradients."""
+class DgcFacts(TopKFacts):
+    """Each rank compresses the accumulated momentum of its gradients, and promises what `topk` does."""
 
     name = "dgc"
     help = "deep gradient compression: top-k with momentum correction and masking"
-    positional = RATIO
     options = MappingProxyType(
         {
             "momentum": Option(
@@ -40,7 +38,6 @@ class DgcFacts(CompressorFacts):
         }
     )
     compressor = "strategies.compression.dgc:Dgc"
-    need = "all-gather"
     instead = TopKFacts.name
     gradients_alone = "it corrects the momentum of gradients"
     own_gradients_alone = "it clears the momentum of the gradients that a rank itself has sent"
@@ -59,11 +56,6 @@ class DgcFacts(CompressorFacts):
         final, ramp = self.spec.ratio, self.spec.integer("warmup")
         ratio = final if before >= ramp else max(final, 0.25 * (final / 0.25) ** (before / ramp))
         return share_of(values, ratio)
-
-    @property
-    def promises(self) -> tuple[CompressorPromise, ...]:
-        size = WireBytes(of=lambda values, ranks, before: 8 * self.count_sent(values, before))
-        return size, self.largest_sent(), Chosen(count=self.count_sent), Forgotten(count=self.count_sent)
 
 
 _FIRST_RATIO = 0.25

@@ -26,9 +26,6 @@ class Uncompressed(CompressorFacts):
 class Dense(Compressor):
     """All values are sent, so no residual is kept."""
 
-    def __init__(self) -> None:
-        super().__init__(feedback=False)
-
     def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
         wire.all_reduce(bucket.values)
         if residual is not None:

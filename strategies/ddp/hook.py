@@ -9,7 +9,7 @@ not refer to the wrapper, or neither would ever be freed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -27,20 +27,13 @@ from strategies.exchange.lane import open_lane
 from strategies.gradient_exchange import GradientExchange
 
 
-class BucketAverage(Protocol):
-    """The average of one bucket."""
-
-    def average(self, bucket: GradBucket) -> None:
-        """Replace the values of torch's bucket, this rank's gradients, by their mean over the ranks."""
-
-
 class Hook:
     """Averages buckets during the backward pass, one at a time, in the order in which they are full.
 
     An average may take several collectives, and all ranks must call them in one order.
     """
 
-    def __init__(self, average: BucketAverage, link: Link, device: torch.device) -> None:
+    def __init__(self, average: SharedAverage | TorchPowerSgd, link: Link, device: torch.device) -> None:
         self._average = average
         self._link = link
         self._lane = open_lane(device)
@@ -116,6 +109,7 @@ class SharedAverage:
         self._layout = layout
 
     def average(self, bucket: GradBucket) -> None:
+        """Replace the values of torch's bucket, this rank's gradients, by their mean over the ranks."""
         values, pieces = bucket.buffer().mul_(1 / self._exchange.size), self._layout.pieces(bucket)
         if bucket.parameters()[0].is_complex() and not values.is_complex():
             # torch gives the hook complex gradients as pairs of real numbers.

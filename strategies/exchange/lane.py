@@ -25,15 +25,7 @@ class Pending(Protocol):
         """Return when it is done (on CUDA: make the current stream wait), or raise its error."""
 
 
-class Lane(Protocol):
-    def run(self, job: LaneTask) -> Pending:
-        """Run `job` after all jobs before it."""
-
-    def memory(self) -> AbstractContextManager[None]:
-        """Allocate device memory for the lane in this context, as a job does; not to be used during a job."""
-
-
-def open_lane(device: torch.device) -> Lane:
+def open_lane(device: torch.device) -> StreamLane | ThreadLane:
     """Open the lane of one exchange on `device`."""
     on = device_of(device)
     return StreamLane(on) if isinstance(on, StreamedDevice) else ThreadLane()
@@ -46,9 +38,11 @@ class ThreadLane:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exchange")
 
     def run(self, job: LaneTask) -> Pending:
+        """Run `job` after all jobs before it."""
         return _Result(self._executor.submit(_under_no_grad, job))
 
     def memory(self) -> AbstractContextManager[None]:
+        """Allocate device memory for the lane in this context, as a job does; not to be used during a job."""
         return nullcontext()
 
 

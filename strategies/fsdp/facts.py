@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 from results.cell import Cell
@@ -13,12 +14,14 @@ from results.spec import Entry, Option
 from strategies.closed_form.moments import AveragingBytes, Footprint, Gathered
 from strategies.closed_form.sizes import Sizes, Units
 from strategies.closed_form.terms import (
+    Collective,
     Overlap,
     Piece,
+    Receivers,
     Term,
     gatherings_of_units,
     sums_of_units,
-    term,
+    term_of,
 )
 from strategies.facts import AutoPoint, Proposal, quotient
 from strategies.fsdp.block_choices import BlockChoice, canonical, read_choices
@@ -53,6 +56,11 @@ _TENSOR = (2, 4, 8)
 """The numbers of ranks that compute each layer together from which `auto` chooses."""
 
 
+def _padded(groups: GroupLayout, unit: Part) -> int:
+    """Return the bytes of a unit in full precision, padded to equal shards."""
+    return VALUE_BYTES * unit.padded_values(groups.shard, groups.tensor)
+
+
 class Fsdp2Facts(ShardingFacts):
     """The facts of all strategies that use torch's `fully_shard`.
 
@@ -85,12 +93,7 @@ class Fsdp2Facts(ShardingFacts):
         return super().refusal(cell)
 
     def units(self, sizes: Sizes) -> Units:
-        groups = sizes.groups
-
-        def full(part: Part) -> int:
-            return VALUE_BYTES * part.padded_values(groups.shard, groups.tensor)
-
-        return Units(sizes, full=full, halved=self.gathers_bf16)
+        return Units(sizes, full=partial(_padded, sizes.groups), halved=self.gathers_bf16)
 
     def gathered(self, units: Units) -> Gathered:
         choices = self.choices(len(units.blocks))
@@ -112,36 +115,16 @@ class Fsdp2Facts(ShardingFacts):
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
         groups = self.groups(cell.gpus, cell.node_size)
-
-        def padded(unit: Part) -> int:
-            return VALUE_BYTES * unit.padded_values(groups.shard, groups.tensor)
-
-        trained = parts.trained
-        sums = sums_of_units((padded(trained.around), [padded(block) for block in trained.blocks]), parts)
-        averaged = sum(piece.payload_bytes for piece in sums)
+        padded = partial(_padded, groups)
+        sums = sums_of_units(padded, parts)
         after: Overlap = "last backward" if cell.device == "cuda" else "none"
         if groups.shard > 1:
             yield self._gatherings(cell, parts, groups.shard, padded)
-            gradients = term(
-                "gradients",
-                "reduce-scatter" if cell.backend == "nccl" else "all-reduce",
-                ("shard", groups.shard),
-                payload=averaged,
-                operations=len(sums),
-                overlap=after,
-            )
-            yield replace(gradients, pieces=sums)
+            summed: Collective = "reduce-scatter" if cell.backend == "nccl" else "all-reduce"
+            yield term_of("gradients", summed, ("shard", groups.shard), sums, overlap=after)
         if groups.replicate > 1:
-            gradients = term(
-                "shards of gradients",
-                "all-reduce",
-                ("replicate", groups.replicate),
-                payload=averaged / groups.shard,
-                operations=len(sums),
-                overlap=after,
-            )
-            pieces = tuple(Piece(size / groups.shard, share) for size, share in sums)
-            yield replace(gradients, pieces=pieces)
+            pieces, across = tuple(Piece(size / groups.shard, at) for size, at in sums), groups.replicate
+            yield term_of("shards of gradients", "all-reduce", ("replicate", across), pieces, overlap=after)
         if groups.tensor > 1:
             yield activation_sums(cell, parts, groups.tensor)
 
@@ -152,17 +135,9 @@ class Fsdp2Facts(ShardingFacts):
         if cell.device == "cpu" and not self.spec.integer("prefetch"):
             ahead = "none"
         each = shards * (2 if self.gathers_bf16 else 1)
-        blocks = [padded(block) / each for block in parts.blocks]
-        pieces = gatherings_of_units((padded(parts.around) / each, blocks), parts, again, cell)
-        gathered = term(
-            "parameters",
-            "all-gather",
-            ("shard", shards),
-            payload=cell.accumulation * sum(piece.payload_bytes for piece in pieces),
-            operations=cell.accumulation * len(pieces),
-            overlap=ahead,
-        )
-        return replace(gathered, pieces=pieces)
+        pieces = gatherings_of_units(lambda unit: padded(unit) / each, parts, again, cell)
+        within: Receivers = ("shard", shards)
+        return term_of("parameters", "all-gather", within, pieces, rounds=cell.accumulation, overlap=ahead)
 
 
 class Fsdp(Fsdp2Facts):

@@ -39,7 +39,7 @@ from strategies.exchange.buckets import Bucket, buckets_of
 from strategies.exchange.lane import Pending
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.training.parallel import ParallelModel, Setting
-from strategies.training.replicas import take_from_first
+from strategies.training.replicas import take_from_first, take_values
 
 
 class LocalSgdModel(ParallelModel):
@@ -61,8 +61,7 @@ class LocalSgdModel(ParallelModel):
         self._steps = 0
         self._alone = 0
         """Steps since the replicas were last equal."""
-        for tensor in (*module.parameters(), *module.buffers()):
-            take_from_first(self._link, [tensor])
+        take_values(self._link, setting.fill, (*module.parameters(), *module.buffers()))
         trained = {name: value.detach() for name, value in module.named_parameters() if value.requires_grad}
         self._parameters = _Mean(trained, differences)
         statistics = {

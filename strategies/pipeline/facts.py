@@ -48,6 +48,7 @@ class Pipeline(StrategyFacts):
     by_blocks = True
     fixed_exchange = "it exchanges activations, not gradients"
     contiguous = "it sends activations row by row"
+    norm_in_double = True
     eager = (
         "it exchanges activations inside of the model, which torch.compile cannot trace; leave --compile out"
     )
@@ -73,10 +74,6 @@ class Pipeline(StrategyFacts):
 
     @property
     def shards(self) -> bool:
-        return True
-
-    @property
-    def norm_in_double(self) -> bool:
         return True
 
     def groups(self, ranks: int, node_size: int | None) -> GroupLayout:
@@ -246,8 +243,7 @@ class Pipeline(StrategyFacts):
         return VALUE_BYTES * max(sum(stage_values(parts.trained, stage) for stage in own) for own in every)
 
     def busiest_share(self, cell: Cell, parts: ModelParts) -> float:
-        total = sum(part.flops for part in parts.parts)
-        return max(_flops(parts, own) for own in self.stages(cell, parts)) / total
+        return max(_flops(parts, own) for own in self.stages(cell, parts)) / parts.flops
 
     def bubble(self, ranks: int) -> float:
         """Return (p - 1) / m, and a v-th of that with v stages a rank (Narayanan et al. 2021,

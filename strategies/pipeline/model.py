@@ -43,7 +43,7 @@ from strategies.training.missing_gradients import MissingGradients
 from strategies.training.observer import Phase
 from strategies.training.parallel import GradientTask, OptimizerState, ParallelModel, Setting
 from strategies.training.precision import autocast
-from strategies.training.replicas import Buffers, take_from_first
+from strategies.training.replicas import Buffers, take_from_first, take_values
 
 TorchSchedule = ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B
 
@@ -67,8 +67,7 @@ class PipelineModel(ParallelModel):
             module, self._twin, layout, ranks=groups.pipeline, stages=facts.chunks * groups.pipeline
         )
         self.decided_over = everyone = Link(setting.exchange.group)
-        for tensor in (*module.parameters(), *module.buffers()):
-            take_from_first(everyone, [tensor])
+        take_values(everyone, setting.fill, (*module.parameters(), *module.buffers()))
         self._pipeline = everyone.split(groups.groups("pipeline"), duplex=True)
         self._connect(circular=facts.schedule == "interleaved")
         self._copies = everyone.split(groups.groups("replicate")) if groups.replicate > 1 else None

@@ -394,20 +394,16 @@ def _unattached(trainer: Resumable, state: RankState) -> list[str]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
 class _Write:
     """Write one checkpoint from memory to the disk; collective, on any thread."""
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        run: RunFolder,
-        temporary: Path,
-        state: RankState,
-        manifest: Checkpoint,
-        keep: int | None,
-    ) -> None:
-        self._ranks, self._run, self._temporary = ranks, run, temporary
-        self._state, self._manifest, self._keep = state, manifest, keep
+    _ranks: Ranks
+    _run: RunFolder
+    _temporary: Path
+    _state: RankState
+    _manifest: Checkpoint
+    _keep: int | None
 
     def __call__(self) -> Path:
         """Raises StoreError, on all ranks, if one of them cannot write."""

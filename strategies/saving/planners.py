@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -31,7 +31,6 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import (
     LoadItemType,
     LoadPlan,
-    LoadPlanner,
     ReadItem,
     SavePlan,
     TensorWriteData,
@@ -88,26 +87,22 @@ def _chunk(box: Box) -> ChunkStorageMetadata:
     return ChunkStorageMetadata(offsets=torch.Size(box.offsets), sizes=torch.Size(box.sizes))
 
 
-class BoxLoadPlanner(LoadPlanner):
+class BoxLoadPlanner(DefaultLoadPlanner):
     """Load planner: reads boxes of tensors, however they were divided when written, and byte blobs."""
 
     def __init__(self, tensors: Mapping[str, Boxes], blobs: list[str]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._tensors, self._names = tensors, blobs
         self._places = {
             (key, box.offsets): value for key, boxes in tensors.items() for box, value in boxes.items()
         }
         self.blobs: dict[str, bytes] = {}
 
-    def set_up_planner(
-        self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
-    ) -> None:
-        assert metadata is not None
-        self._metadata = metadata
-
     def create_local_plan(self) -> LoadPlan:
+        assert self.metadata is not None
         items: list[ReadItem] = []
         for key, boxes in self._tensors.items():
-            kept = self._metadata.state_dict_metadata[key]
+            kept = self.metadata.state_dict_metadata[key]
             assert isinstance(kept, TensorStorageMetadata)
             items += create_read_items_for_chunk_list(key, kept, [_chunk(box) for box in boxes])
         start = torch.Size((0,))
@@ -116,24 +111,11 @@ class BoxLoadPlanner(LoadPlanner):
             items.append(ReadItem(LoadItemType.BYTE_IO, index, start, index, start, start))
         return LoadPlan(items)
 
-    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        return global_plan
-
-    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        return central_plan
-
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         self.blobs[read_item.dest_index.fqn] = value.getvalue()
 
-    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        index = read_item.dest_index
-        tensor = self._places[index.fqn, tuple(index.offset or ())]
-        for dim, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
-            tensor = tensor.narrow(dim, start, length)
-        return tensor
-
-    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        return
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        return self._places[index.fqn, tuple(index.offset or ())]
 
 
 class CarefulReader(FileSystemReader):

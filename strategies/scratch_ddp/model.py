@@ -12,14 +12,13 @@ from typing import cast
 from torch import nn
 
 from results.cell import UNCOMPRESSED
+from strategies.closed_form.terms import MIB
 from strategies.collectives.link import Link
 from strategies.compression.base import State
 from strategies.gradient_exchange import GradientExchange
 from strategies.scratch_ddp.reducer import Bucketing, GradientReducer
 from strategies.training.parallel import ParallelModel, Setting
-from strategies.training.replicas import Buffers, take_from_first
-
-MIB = 2**20
+from strategies.training.replicas import Buffers, take_from_first, take_values
 
 
 class ScratchDdpModel(ParallelModel):
@@ -35,8 +34,7 @@ class ScratchDdpModel(ParallelModel):
         spec, device, exchange = setting.spec, setting.device, setting.exchange
         self._link = Link(exchange.group)
         self._buffers = Buffers(module)
-        for tensor in (*module.parameters(), *self._buffers.now()):
-            take_from_first(self._link, [tensor])
+        take_values(self._link, setting.fill, (*module.parameters(), *self._buffers.now()))
         self.gradient_exchange = gradients = GradientExchange(exchange, device=device)
         self.ramp_steps = gradients.ramp_steps
         self._reducer = GradientReducer(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 from results.cell import Cell
@@ -13,7 +13,7 @@ from results.spec import Option
 from strategies.advice import SPLIT
 from strategies.closed_form.moments import AveragingBytes, Gathered
 from strategies.closed_form.sizes import HALF_BYTES, Sizes, Units
-from strategies.closed_form.terms import Term, gatherings_of_units, sums_of_units, term
+from strategies.closed_form.terms import Term, gatherings_of_units, sums_of_units, term_of
 from strategies.facts import AutoPoint, Proposal
 from strategies.sharding import OFFLOAD, PARAMS, ShardingFacts
 
@@ -71,11 +71,12 @@ class ScratchFsdp(ShardingFacts):
             yield Proposal(strategy=f"scratch-fsdp:stage={stage}", complexity=(3, stage))
 
     def units(self, sizes: Sizes) -> Units:
-        def full(part: Part) -> int:
-            value_bytes = HALF_BYTES if self.gathers_bf16 else VALUE_BYTES
-            return VALUE_BYTES * part.flat_values(sizes.groups.shard, value_bytes)
+        return Units(sizes, full=partial(self._flat, sizes.groups.shard), halved=self.gathers_bf16)
 
-        return Units(sizes, full=full, halved=self.gathers_bf16)
+    def _flat(self, ranks: int, part: Part) -> int:
+        """Return the bytes of a unit in full precision, padded to equal shards."""
+        value_bytes = HALF_BYTES if self.gathers_bf16 else VALUE_BYTES
+        return VALUE_BYTES * part.flat_values(ranks, value_bytes)
 
     def built(self, sizes: Sizes, units: Units) -> int:
         # Parameters are initialised one at a time, each in addition to the vector into which it is copied.
@@ -94,34 +95,23 @@ class ScratchFsdp(ShardingFacts):
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
         ranks, rounds = cell.gpus, cell.accumulation
-        half = 2 if self.gathers_bf16 else 1
-
-        def whole(part: Part) -> int:
-            return VALUE_BYTES * part.flat_values(ranks, VALUE_BYTES // half)
-
-        each = ranks * half
-        blocks, at_each_use = [whole(block) / each for block in parts.blocks], self.stage == 3
-        around = whole(parts.around) / each
-        pieces = gatherings_of_units((around, blocks), parts, [at_each_use] * len(blocks), cell)
-        gatherings = rounds if at_each_use else 1
-        gathered = term(
+        whole, each = partial(self._flat, ranks), ranks * (2 if self.gathers_bf16 else 1)
+        at_each_use = self.stage == 3
+        again = [at_each_use] * len(parts.blocks)
+        pieces = gatherings_of_units(lambda unit: whole(unit) / each, parts, again, cell)
+        yield term_of(
             "parameters",
             "all-gather",
             ("shard", ranks),
-            payload=gatherings * sum(piece.payload_bytes for piece in pieces),
-            operations=gatherings * len(pieces),
+            pieces,
+            rounds=rounds if at_each_use else 1,
             overlap="compute" if at_each_use else "first forward",
         )
-        yield replace(gathered, pieces=pieces)
-        trained = parts.trained
-        sums = sums_of_units((whole(trained.around), [whole(block) for block in trained.blocks]), parts)
-        averages = rounds if self.sums_micro_batches else 1
-        averaged = term(
+        yield term_of(
             "gradients",
             "all-to-all" if cell.device == "cpu" else "reduce-scatter",
             ("shard", ranks),
-            payload=averages * sum(piece.payload_bytes for piece in sums),
-            operations=averages * len(sums),
+            sums_of_units(whole, parts),
+            rounds=rounds if self.sums_micro_batches else 1,
             overlap="backward" if self.sums_micro_batches else "last backward",
         )
-        yield replace(averaged, pieces=sums)

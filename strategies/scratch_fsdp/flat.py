@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -190,16 +189,6 @@ def _gaps(pieces: Sequence[BucketRange], numel: int) -> list[slice]:
     return [slice(end, start) for end, start in zip(ends, starts, strict=True) if start > end]
 
 
-class Scattering(Protocol):
-    """A reduce-scatter under way, which gives each rank its part of a sum over the ranks.
-
-    Its input must not change until `wait` has returned.
-    """
-
-    def wait(self) -> Tensor:
-        """Return this rank's part, (n,); on CUDA the current stream waits for it."""
-
-
 def start_reduce_scatter(link: Link, values: Tensor) -> Scattering:
     """Begin to sum `values`, (size * n,), over the ranks; part r of the sum is for rank r.
 
@@ -235,3 +224,8 @@ class _Exchanged:
     def wait(self) -> Tensor:
         self._work.wait()
         return self._received.view(self._size, -1).sum(0)
+
+
+Scattering = _Reduced | _Exchanged
+"""A reduce-scatter under way. Its `wait` returns this rank's part, (n,), of the sum over the ranks (on CUDA
+the current stream waits for it); until then its input must not change."""

@@ -39,7 +39,7 @@ from strategies.training.layouts import homes_of, layout_module
 from strategies.training.loss import Batch
 from strategies.training.parallel import GradientTask, OptimizerState, ParallelModel, Setting
 from strategies.training.precision import require_bf16_parameters
-from strategies.training.replicas import Buffers, take_from_first
+from strategies.training.replicas import Buffers, take_from_first, take_values
 
 
 class ScratchFsdpModel(ParallelModel):
@@ -57,9 +57,7 @@ class ScratchFsdpModel(ParallelModel):
         self._device = setting.device
         self._link = self.decided_over = Link(setting.exchange.group)
         self._buffers = Buffers(module)
-        for buffer in self._buffers.now():
-            setting.fill(buffer)
-            take_from_first(self._link, [buffer])
+        take_values(self._link, setting.fill, self._buffers.now())
         sharding = Sharding(
             link=self._link,
             device=setting.device,

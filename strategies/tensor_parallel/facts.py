@@ -23,20 +23,14 @@ class TensorParallel(StrategyFacts):
     model = "strategies.tensor_parallel.model:TensorParallelModel"
     fixed_exchange = "it exchanges activations, not gradients"
     contiguous = "it sends activations row by row"
+    norm_in_double = True
+    by_unit = True
     eager = (
         "it exchanges activations inside of the model, which torch.compile cannot trace; leave --compile out"
     )
 
     @property
     def shards(self) -> bool:
-        return True
-
-    @property
-    def norm_in_double(self) -> bool:
-        return True
-
-    @property
-    def by_unit(self) -> bool:
         return True
 
     def groups(self, ranks: int, node_size: int | None) -> GroupLayout:

@@ -258,7 +258,6 @@ def _split(
     module: nn.Module, split: LinearSplit, entrance: _Entrance, link: Link, begin: Begin
 ) -> dict[str, Slicing]:
     """Replace a layer by this rank's part. Returns the slicing of each parameter that is split."""
-    owner, _, child = split.name.rpartition(".")
     layer = module.get_submodule(split.name)
     assert isinstance(layer, nn.Linear)
     if split.by == "inputs":
@@ -271,7 +270,7 @@ def _split(
         begin(layer.parameters())
         bias = None if layer.bias is None else _part(layer.bias, slicings["bias"], link)
         part = _SplitByOutputs(_part(layer.weight, slicings["weight"], link), bias, entrance)
-    setattr(module.get_submodule(owner), child, part)
+    module.set_submodule(split.name, part)
     return {f"{split.name}.{name}": slicing for name, slicing in slicings.items()}
 
 

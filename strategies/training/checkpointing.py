@@ -57,10 +57,9 @@ Context = AbstractContextManager[Any]
 def _contexts(norms: list[_BatchNorm], selective: bool) -> tuple[Context, Context]:
     """Return the contexts of the forward pass, and of its repetition in backward."""
     if not selective:
-        return nullcontext(), _without_updating(norms)
+        return nullcontext(), _without_updating(norms, nullcontext())
     first, again = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
-    # Outside: saving and restoring the statistics must not be recorded as operations of the block.
-    return first, _both(_without_updating(norms), again)
+    return first, _without_updating(norms, again)
 
 
 def _policy(context: object, operation: object, *arguments: object, **named: object) -> CheckpointPolicy:
@@ -69,13 +68,7 @@ def _policy(context: object, operation: object, *arguments: object, **named: obj
 
 
 @contextmanager
-def _both(first: Context, second: Context) -> Iterator[None]:
-    with first, second:
-        yield
-
-
-@contextmanager
-def _without_updating(norms: list[_BatchNorm]) -> Iterator[None]:
+def _without_updating(norms: list[_BatchNorm], inside: Context) -> Iterator[None]:
     """Keep running statistics as they are: the new batch has a weight of 0, and the count of batches is
     restored.
 
@@ -88,7 +81,9 @@ def _without_updating(norms: list[_BatchNorm]) -> Iterator[None]:
     for norm in norms:
         norm.momentum = 0.0
     try:
-        yield
+        # Saving and restoring the statistics must not be recorded as operations of the block.
+        with inside:
+            yield
     finally:
         for norm, momentum, batches in before:
             norm.momentum = momentum

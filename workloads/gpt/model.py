@@ -13,19 +13,25 @@ from torch.nn import functional as F
 
 from results.layout import LinearSplit, ModelLayout, splits_of
 from workloads.gpt import GPTShape
+from workloads.shape import TextShape
 from workloads.workload import TokenInput, Workload
 
 
 def build_gpt(shape: GPTShape) -> Workload:
     """Build the language model with its cross-entropy, for samples of `shape.seq` tokens."""
+    return language_model(GPT(shape), shape, _layout(shape))
+
+
+def language_model(module: nn.Module, shape: TextShape, layout: ModelLayout) -> Workload:
+    """Return the workload of a model that predicts the next of `shape.seq` tokens."""
     takes = TokenInput(length=shape.seq, vocabulary=shape.vocabulary)
     return Workload(
-        module=GPT(shape),
+        module=module,
         loss=token_loss,
         synthetic=takes.synthetic,
         unit="tokens",
         units_per_sample=shape.seq,
-        layout=_layout(shape),
+        layout=layout,
         input=takes,
     )
 

@@ -11,25 +11,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from results.layout import LinearSplit, ModelLayout, splits_of
-from workloads.gpt.model import initialise, token_loss
+from workloads.gpt.model import initialise, language_model
 from workloads.llama import LlamaShape
-from workloads.workload import TokenInput, Workload
+from workloads.workload import Workload
 
 NORM_EPSILON = 1e-5
 
 
 def build_llama(shape: LlamaShape) -> Workload:
     """Build the language model with its cross-entropy, for samples of `shape.seq` tokens."""
-    takes = TokenInput(length=shape.seq, vocabulary=shape.vocabulary)
-    return Workload(
-        module=Llama(shape),
-        loss=token_loss,
-        synthetic=takes.synthetic,
-        unit="tokens",
-        units_per_sample=shape.seq,
-        layout=_layout(shape),
-        input=takes,
-    )
+    return language_model(Llama(shape), shape, _layout(shape))
 
 
 def _layout(shape: LlamaShape) -> ModelLayout:

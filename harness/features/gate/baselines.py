@@ -21,7 +21,7 @@ from harness.features.gate.records.baseline import (
     machine_model,
     thresholds_path,
 )
-from harness.features.gate.reduce import NOT_RUN, content_of, read_pytest_benchmark, reduce_study
+from harness.features.gate.reduce import NOT_RUN, read_pytest_benchmark, reduce_study
 from harness.features.gate.text import figure_text
 from harness.plan.naming import fresh_studies
 from harness.reporting.studies import read_results, warn_of_lost_runs
@@ -49,7 +49,7 @@ def read_side(text: str, folder: Path = FOLDER, console: Console | None = None) 
     if path.is_dir():
         return _of_folder(path, console, kept)
     if path.is_file():
-        content = content_of(path)
+        content = files.read_given(path)
         if b'"bench/baseline"' in content.data[:200]:
             return BASELINE.decode(content)
         return read_pytest_benchmark(path.stem, [path])

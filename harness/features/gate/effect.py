@@ -26,7 +26,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from harness.features.gate.records.paired import Alternation, Pair, PairedBlock, PairedCell, Side
-from results.statistics import Floats
+from results.statistics import Floats, welch_t
 
 ALPHA = 0.01
 """Maximum probability that a comparison without any change reports one for the worse, for any number of rows;
@@ -129,14 +129,9 @@ def _ratio_effect(centre: float, half: float, error: float, runs: tuple[int, int
 
 def _welch(new: Floats, base: Floats, alpha: float) -> tuple[float, float, float]:
     """Difference of means, half its interval with `alpha` on each side, and the deviation of a run."""
-    a, b = float(new.var(ddof=1)), float(base.var(ddof=1))
-    difference = float(new.mean() - base.mean())
-    spread = a / len(new) + b / len(base)
-    error = math.sqrt((a + b) / 2)
-    if spread == 0:
-        return difference, 0.0, error
-    freedom = spread**2 / ((a / len(new)) ** 2 / (len(new) - 1) + (b / len(base)) ** 2 / (len(base) - 1))
-    return difference, float(stdtrit(freedom, 1 - alpha)) * math.sqrt(spread), error
+    difference, variance, freedom = welch_t(new, base)
+    half = float(stdtrit(freedom, 1 - alpha)) * math.sqrt(variance) if variance else 0.0
+    return difference, half, math.sqrt((float(new.var(ddof=1)) + float(base.var(ddof=1))) / 2)
 
 
 LOOKS = 4

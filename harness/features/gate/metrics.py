@@ -155,11 +155,7 @@ def read_margins(texts: tuple[str, ...]) -> dict[str, float]:
         name, separator, value = (part.strip() for part in text.partition("="))
         if not separator:
             raise UsageError(f"--fail-above {text}: write METRIC=PERCENT, such as step_time=5%")
-        if name not in TIMED:
-            raise UsageError(
-                f"--fail-above {text}: there is no metric {name!r}{nearest(name, TIMED)}; "
-                f"metrics with a margin: {', '.join(TIMED)}"
-            )
+        require_timed(name, f"--fail-above {text}: there is")
         margins[name] = read_share(value, f"--fail-above {text}")
     return margins
 
@@ -179,14 +175,17 @@ def read_share(value: str, given: str) -> float:
     return share
 
 
+def require_timed(name: str, lead: str) -> None:
+    """Raises UsageError, which begins with `lead`, if no metric with a margin has this name."""
+    if name not in TIMED:
+        known = ", ".join(TIMED)
+        raise UsageError(f"{lead} no metric {name!r}{nearest(name, TIMED)}; metrics with a margin: {known}")
+
+
 def require_margins(margins: Mapping[str, float], where: str) -> None:
     """Raises UsageError for margins of a file without effect: of an unknown metric, or too large."""
     for name, share in margins.items():
-        if name not in TIMED:
-            raise UsageError(
-                f"{where}: fail_above has no metric {name!r}{nearest(name, TIMED)}; metrics with a margin: "
-                f"{', '.join(TIMED)}"
-            )
+        require_timed(name, f"{where}: fail_above has")
         if not 0 < share <= LARGEST_SHARE:
             raise UsageError(
                 f"{where}: fail_above has {name} {share:g}: a share above 0 and at most {LARGEST_SHARE:g}; "

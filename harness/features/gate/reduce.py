@@ -19,7 +19,8 @@ from reports.analysis.pooling import Pool, differing, machine_facts, pool
 from reports.analysis.series import setting_labels, setting_of
 from results import files
 from results.cell import Cell, StepPolicy, label
-from results.errors import SchemaError, StoreError, UsageError, bench_call
+from results.errors import SchemaError, UsageError, bench_call
+from results.grouping import grouped
 from results.record import RankRecord
 from results.run import NOT_PROVEN, RunResult
 from results.store import Study, utc_now, utc_text
@@ -213,10 +214,7 @@ def read_pytest_benchmark(name: str, paths: Sequence[Path]) -> Baseline:
                 "again with --benchmark-json"
             ) from error
     in_order = [read[path] for path in sorted(read, key=lambda path: moments[path])]
-    times: dict[str, list[float]] = {}
-    for file in in_order:
-        for benchmark in file.benchmarks:
-            times.setdefault(benchmark.fullname, []).append(benchmark.stats.median * 1e9)
+    times = grouped((one.fullname, one.stats.median * 1e9) for file in in_order for one in file.benchmarks)
     newest = in_order[-1]
     facts = _machine_of(newest)
     return Baseline(
@@ -246,17 +244,9 @@ def _machine_of(file: _File) -> dict[str, str]:
     return {fact: value for fact, value in facts.items() if value is not None}
 
 
-def content_of(path: Path) -> files.Content:
-    """The content of a file that a user names. Raises StoreError if it cannot be read."""
-    try:
-        return files.read(path)
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror}") from error
-
-
 def _read(path: Path) -> _File:
     try:
-        return content_of(path).parsed(_BENCHMARKS)
+        return files.read_given(path).parsed(_BENCHMARKS)
     except files.DamagedError as error:
         raise SchemaError(
             f"{path} is not a file of pytest-benchmark ({error}); write one with --benchmark-json"
@@ -268,12 +258,8 @@ def merged_side(name: str, parts: Sequence[Baseline], *, any_failure: bool) -> B
 
     With `any_failure`, a subject fails if one of its runs failed; without, only if all failed.
     """
-    found: dict[str, list[Subject]] = {}
-    for part in parts:
-        for subject in part.subjects:
-            found.setdefault(subject.key, []).append(subject)
     subjects = []
-    for same in found.values():
+    for same in grouped((subject.key, subject) for part in parts for subject in part.subjects).values():
         failed = [subject.failed for subject in same if subject.failed is not None]
         newest = next((subject for subject in reversed(same) if subject.failed is None), same[-1])
         exact = _joined([subject.exact for subject in same])

@@ -28,6 +28,7 @@ import numpy as np
 from harness.features.gate.metrics import TIMED, TimedMetric
 from harness.features.gate.records.baseline import Baseline
 from reports.analysis.pooling import differing
+from results.grouping import grouped
 from results.statistics import Floats
 
 WATCHED = ("step_time", "time")
@@ -133,16 +134,12 @@ def _series_of(machine: str, nights: Sequence[Baseline], metric: TimedMetric) ->
 def _with_steps(series: Sequence[Trend]) -> Iterator[Trend]:
     """The series of one machine with their changes; changes that may have one cause have one range."""
     located = [place for one in series for place in _located(one)]
-    steps: dict[int, list[Step]] = {}
-    for group in _grouped([place for place in located if not place.drift]):
-        for place in group:
-            steps.setdefault(id(place.series), []).append(_step(place, group))
-    for place in located:
-        if place.drift:
-            steps.setdefault(id(place.series), []).append(_drift(place))
+    groups = _grouped([place for place in located if not place.drift])
+    found = [(id(place.series), _step(place, group)) for group in groups for place in group]
+    steps = grouped([*found, *((id(place.series), _drift(place)) for place in located if place.drift)])
     for one in series:
-        found = sorted(steps.get(id(one), []), key=lambda step: step.seen.measured_at)
-        yield replace(one, steps=tuple(found))
+        in_order = sorted(steps.get(id(one), []), key=lambda step: step.seen.measured_at)
+        yield replace(one, steps=tuple(in_order))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

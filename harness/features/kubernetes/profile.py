@@ -15,7 +15,7 @@ import msgspec
 
 from results.catalogue.gpus import require_known
 from results.plan import Placement
-from results.site import SitePrice, TimeLimits
+from results.site import SitePrice, TimeLimits, require
 from results.strict_yaml import FileKind
 
 LONGEST = 52
@@ -98,15 +98,6 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 Capability = Annotated[str, msgspec.Meta(pattern=r"\A[A-Z][A-Z_]*\Z")]
 
 
-def _check(name: str, rule: Callable[[str], None], value: str | None) -> None:
-    """Have a rule refuse a value, if one is given, as a ValueError that names its key."""
-    try:
-        if value is not None:
-            rule(value)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
-
-
 def _text(text: str) -> None:
     if re.search(r"[\0\ud800-\udfff]", text):
         raise ValueError(f"{text!a} has a character that no variable can hold")
@@ -139,8 +130,8 @@ class Toleration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Left out: any."""
 
     def __post_init__(self) -> None:
-        _check("key", check_key, self.key)
-        _check("value", check_value, self.value)
+        require("key", check_key, self.key)
+        require("value", check_value, self.value)
         if (self.operator == "Equal") != (self.value is not None):
             raise ValueError("operator Equal needs a value, and Exists does not take one")
         if self.key is None and self.operator == "Equal":
@@ -160,12 +151,12 @@ class ExtraVolume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     read_only: bool = False
 
     def __post_init__(self) -> None:
-        _check("name", check_label, self.name)
+        require("name", check_label, self.name)
         if self.name in _OWN_VOLUMES:
             raise ValueError(f"name: {self.name} is a volume of bench's own; use another name")
         for key in ("mount_path", "host_path"):
-            _check(key, _path, getattr(self, key))
-        _check("claim", check_subdomain, self.claim)
+            require(key, _path, getattr(self, key))
+        require("claim", check_subdomain, self.claim)
         if (self.claim is None) == (self.host_path is None):
             raise ValueError("a volume has either claim or host_path")
 
@@ -247,27 +238,27 @@ class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             if not word or not word.isprintable() or " " in word:
                 raise ValueError(f"{name}: {word!r} is not one printable word")
         for name in ("mount_path", "code_path"):
-            _check(name, _path, getattr(self, name))
+            require(name, _path, getattr(self, name))
         for name in ("memory_per_node", "shared_memory"):
-            _check(name, _size, getattr(self, name))
-        _check("namespace", check_label, self.namespace)
-        _check("queue", check_label, self.queue)
+            require(name, _size, getattr(self, name))
+        require("namespace", check_label, self.namespace)
+        require("queue", check_label, self.queue)
         for name in ("volume_claim", "service_account", "priority_class", "runtime_class", "scheduler_name"):
-            _check(name, check_subdomain, getattr(self, name))
+            require(name, check_subdomain, getattr(self, name))
         for secret in self.image_pull_secrets:
-            _check("image_pull_secrets", check_subdomain, secret)
+            require("image_pull_secrets", check_subdomain, secret)
         self._check_resources()
         self._check_mappings()
 
     def _check_resources(self) -> None:
-        _check("gpu_resource", _resource, self.gpu_resource)
+        require("gpu_resource", _resource, self.gpu_resource)
         for name in self.extra_resources:
-            _check("extra_resources", _resource, name)
+            require("extra_resources", _resource, name)
             if name == self.gpu_resource:
                 raise ValueError(
                     f"extra_resources: {name} is gpu_resource, and bench requests one of it for each worker"
                 )
-        _check("gpu_model", require_known, self.gpu_model)
+        require("gpu_model", require_known, self.gpu_model)
         if self.gpu_resource == "none" and (self.gpu_model or self.gpus_per_node):
             raise ValueError(
                 'gpu_resource is "none", but gpu_model or gpus_per_node is given; keep one of them'
@@ -276,21 +267,21 @@ class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     def _check_mappings(self) -> None:
         for name in ("node_selector", "labels"):
             for key, value in getattr(self, name).items():
-                _check(name, check_key, key)
-                _check(f"{name}.{key}", check_value, value)
+                require(name, check_key, key)
+                require(f"{name}.{key}", check_value, value)
         for key in (*OWN_LABELS, QUEUE_LABEL):
             if key in self.labels:
                 raise ValueError(f"labels: {key} is set by bench; leave it out")
         for key, text in self.pod_annotations.items():
-            _check("pod_annotations", check_key, key)
-            _check(f"pod_annotations.{key}", _text, text)
+            require("pod_annotations", check_key, key)
+            require(f"pod_annotations.{key}", _text, text)
         names = [volume.name for volume in self.volumes]
         if len(set(names)) < len(names):
             raise ValueError(f"volumes: names must differ, not {', '.join(names)}")
         for name, text in self.environment.items():
             if not _VARIABLE.fullmatch(name) or name in _OWN_VARIABLES:
                 raise ValueError(f"environment: {name!r} is not a variable that a profile may set")
-            _check(f"environment.{name}", _text, text)
+            require(f"environment.{name}", _text, text)
 
     def billed_gpus(self, placement: Placement) -> int:
         """GPUs that a job of this placement asks for, and keeps from others."""

@@ -60,7 +60,4 @@ def network_command(
     )
     options = options if beside is None else options_of(beside, options)
     network = Network(options, order, beside=beside, arguments=arguments)
-    if dry_run:
-        network.show()
-        return 0
-    return network.run(report=report)
+    return network.carry_out(dry_run=dry_run, report=report)

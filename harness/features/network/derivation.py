@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from results.cell import Cell
 from results.errors import SchemaError
+from results.grouping import grouped
 from results.network import Key, Measurement, NetworkFacts, NetworkTable
 from results.outcome import Evidence
 from results.record import RankRecord
@@ -19,10 +20,7 @@ def network_table(cell: Cell, runs: Sequence[Sequence[RankRecord]]) -> NetworkTa
     there are several runs, the interval includes the median of each. Raises SchemaError if the ranks of a run
     did not take the same samples.
     """
-    pooled: dict[Key, list[list[float]]] = {}
-    for records in runs:
-        for key, samples in _slowest(records).items():
-            pooled.setdefault(key, []).append(samples)
+    pooled = grouped(pair for records in runs for pair in _slowest(records).items())
     first = runs[0][0]
     emulated = any(record.evidence is Evidence.EMULATED for records in runs for record in records)
     return NetworkTable(
@@ -36,11 +34,10 @@ def network_table(cell: Cell, runs: Sequence[Sequence[RankRecord]]) -> NetworkTa
 
 def _slowest(records: Sequence[RankRecord]) -> dict[Key, list[float]]:
     """Nanoseconds of each sample on the slowest rank."""
-    found: dict[Key, list[list[float]]] = {}
-    for record in records:
-        for row in record.network or ():
-            key = (row.collective, row.payload_bytes, row.ranks, row.nodes)
-            found.setdefault(key, []).append(row.duration_ns)
+    rows_of_ranks = (row for record in records for row in record.network or ())
+    found = grouped(
+        ((row.collective, row.payload_bytes, row.ranks, row.nodes), row.duration_ns) for row in rows_of_ranks
+    )
     for key, rows in found.items():
         if len(rows) != key[2] or len({len(row) for row in rows}) > 1 or not rows[0]:
             raise SchemaError(

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 
 from results import files
-from results.errors import StoreError, UsageError
+from results.errors import UsageError
 from results.network import Collective, Key, Measurement, NetworkFacts, NetworkTable, busbw_factor
 from results.outcome import Evidence
 from results.store import utc_text
@@ -79,10 +79,7 @@ class _Reader:
         self._head: list[str] = []
 
     def read(self, path: Path) -> None:
-        try:
-            text = files.read(path).text
-        except OSError as error:
-            raise StoreError(f"cannot read {path}: {error.strerror}") from error
+        text = files.read_given(path).text
         by_name = next((_NAMES[name] for name in _NAMES if name in path.name.replace("-", "_")), None)
         self._begin(by_name)
         rows = 0

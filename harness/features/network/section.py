@@ -15,6 +15,7 @@ from reports.page.looks import COLOURS
 from reports.page.section import Block, Definition, Drawing, Drawings, Paragraph, Section, Table
 from reports.table import TextTable, figures, table, words
 from reports.text import capital, count, duration, moment, si, size
+from results.grouping import grouped
 from results.network import NETWORK_FILE, Measurement, NetworkFacts, NetworkTable
 from results.notation import link_text
 from results.outcome import Evidence
@@ -104,10 +105,7 @@ def _remarks(known: NetworkTable) -> Iterator[Block]:
 
 
 def _drawings(known: NetworkTable) -> Iterator[Drawing]:
-    by_collective: dict[str, list[Rows]] = {}
-    for group in groups_of(known):
-        by_collective.setdefault(group[0].collective, []).append(group)
-    for name, groups in by_collective.items():
+    for name, groups in grouped((group[0].collective, group) for group in groups_of(known)).items():
         lines = tuple(
             Line(name=place(group), colour=colour, points=tuple(map(_point, group)))
             for group, colour in zip(_drawn(groups), COLOURS, strict=False)

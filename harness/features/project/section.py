@@ -36,6 +36,7 @@ from reports.page.section import (
 )
 from reports.table import Column, TextTable, figures, table, words
 from reports.text import duration, listed, order, percent
+from results.grouping import grouped
 from results.statistics import Metric
 
 DEFINITION = Definition(
@@ -98,18 +99,16 @@ def projection_section(study: StudyFigures) -> Section | None:
 
 def refusals(found: Projection) -> list[Refused]:
     """The refusals, each with all its sizes."""
-    groups: dict[tuple[int, str], list[ProjectedSize]] = {}
-    for place, series in enumerate(found.series):
-        for size in series.of("refused"):
-            if size.refusal is not None:
-                groups.setdefault((place, size.refusal.kind), []).append(size)
-    made = []
-    for (place, _), sizes in groups.items():
-        first = sizes[0].refusal
-        assert first is not None
-        gpus = tuple(size.gpus for size in sizes)
-        made.append(Refused(series=found.series[place], gpus=gpus, refusal=first))
-    return made
+    groups = grouped(
+        ((place, size.refusal.kind), (size.gpus, size.refusal))
+        for place, series in enumerate(found.series)
+        for size in series.of("refused")
+        if size.refusal is not None
+    )
+    return [
+        Refused(series=found.series[place], gpus=tuple(gpus for gpus, _ in sizes), refusal=sizes[0][1])
+        for (place, _), sizes in groups.items()
+    ]
 
 
 def remarks(found: Projection) -> Iterator[str]:
@@ -192,9 +191,7 @@ def _time(span: Span | None) -> Field:
 
 def _drawings(found: Projection, shown: Looks) -> Iterator[Drawing]:
     """A drawing of efficiencies for each piece of work that has a projected size."""
-    works: dict[tuple[object, ...], list[ProjectedSeries]] = {}
-    for one in found.series:
-        works.setdefault((one.workload, one.kind, one.batch, one.setting), []).append(one)
+    works = grouped(((one.workload, one.kind, one.batch, one.setting), one) for one in found.series)
     for place, (work, series) in enumerate(works.items()):
         lines = tuple(line for one in series if (line := _line(one, shown)) is not None)
         if any(line.ahead for line in lines):

@@ -90,7 +90,4 @@ def train_command(
     file = path if path is not None and cell is None else None
     options = merge(STUDY_FILE.read(file), given) if file else given
     train = Train(options, order, study_file=file, cell=cell, arguments=arguments)
-    if dry_run:
-        train.show()
-        return 0
-    return train.run(report=not no_report)
+    return train.carry_out(dry_run=dry_run, report=not no_report)

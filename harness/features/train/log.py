@@ -255,15 +255,16 @@ class TrainingLog:
         rows = self.counted[max(others, default=-1) + 1 :]
         return TrainingLog(tuple(dropwhile(lambda row: not isinstance(row, Started), rows)))
 
+    def values(self, metric: MetricName) -> list[tuple[int, float]]:
+        """The values of a metric that count, each with its step."""
+        if metric == "loss":
+            return [(row.step, row.loss) for row in self.steps]
+        return [(row.step, row.metrics[metric]) for row in self.validations if metric in row.metrics]
+
     def best(self, metric: MetricName) -> Best | None:
         """The best value of a metric (of equal ones the latest, as for checkpoints); None without a value."""
-        values = (
-            [(row.step, row.loss) for row in self.steps]
-            if metric == "loss"
-            else [(row.step, row.metrics[metric]) for row in self.validations if metric in row.metrics]
-        )
         sign = -1.0 if larger_is_better(metric) else 1.0
-        found = min(values, key=lambda value: (sign * value[1], -value[0]), default=None)
+        found = min(self.values(metric), key=lambda value: (sign * value[1], -value[0]), default=None)
         return None if found is None else Best(*found)
 
 

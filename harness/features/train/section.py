@@ -121,20 +121,16 @@ def _per_s(one: TrainedCell) -> Field:
 
 
 def _drawings(runs: Sequence[Named]) -> Iterator[Drawing]:
+    def of(metric: str) -> Values:
+        return lambda one: one.log.values(metric)
+
+    own = [(f"training-{name}", f"{name} of held-out samples", name, of(name)) for name in _own_metrics(runs)]
     kinds: tuple[tuple[str, str, str, Values], ...] = (
-        ("training-loss", "Training loss", "loss", partial(_of_steps, name="loss")),
-        ("training-val-loss", "Loss of held-out samples", "val_loss", partial(_metric, metric="val_loss")),
-        (
-            "training-val-accuracy",
-            "Accuracy on held-out samples",
-            "val_accuracy",
-            partial(_metric, metric="val_accuracy"),
-        ),
-        *(
-            (f"training-{name}", f"{name} of held-out samples", name, partial(_metric, metric=name))
-            for name in _own_metrics(runs)
-        ),
-        ("training-gradient-norm", "Norm of the gradient", "norm", partial(_of_steps, name="gradient_norm")),
+        ("training-loss", "Training loss", "loss", of("loss")),
+        ("training-val-loss", "Loss of held-out samples", "val_loss", of("val_loss")),
+        ("training-val-accuracy", "Accuracy on held-out samples", "val_accuracy", of("val_accuracy")),
+        *own,
+        ("training-gradient-norm", "Norm of the gradient", "norm", _norms),
         ("training-throughput", "Throughput", "samples/s", _throughputs),
     )
     for name, title, unit, values in kinds:
@@ -161,14 +157,9 @@ def _drawings(runs: Sequence[Named]) -> Iterator[Drawing]:
             )
 
 
-def _of_steps(one: TrainedCell, name: str) -> list[tuple[float, float]]:
-    """The values of a field of the rows of steps; a gradient norm is of the last step, before clipping."""
-    values = ((row.step, getattr(row, name)) for row in one.log.steps)
-    return [(step, value) for step, value in values if value is not None]
-
-
-def _metric(one: TrainedCell, metric: str) -> list[tuple[float, float]]:
-    return [(row.step, row.metrics[metric]) for row in one.log.validations if metric in row.metrics]
+def _norms(one: TrainedCell) -> list[tuple[float, float]]:
+    """The norm of the gradient, before clipping, of the last step of each row."""
+    return [(row.step, row.gradient_norm) for row in one.log.steps if row.gradient_norm is not None]
 
 
 def _throughputs(one: TrainedCell) -> list[tuple[float, float]]:

@@ -16,6 +16,7 @@ from harness.features.train.log import Ended, Started, Steps, TrainingLog
 from harness.features.train.order import Target
 from reports.text import count
 from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell, exchange_label
+from results.grouping import grouped
 from results.launch import Attempt
 from results.value_types import seconds_between
 
@@ -119,10 +120,7 @@ class TrainedCell:
 
 def told_not_finite(log: TrainingLog) -> list[str]:
     """A sentence for each metric that was NaN or infinite in validations that count."""
-    steps: dict[str, list[int]] = {}
-    for row in log.validations:
-        for name in row.not_finite:
-            steps.setdefault(name, []).append(row.step)
+    steps = grouped((name, row.step) for row in log.validations for name in row.not_finite)
     return [
         f"{name} was not finite (NaN or infinity) in {count(len(found), 'validation')}, first at step "
         f"{found[0]:,}: such values never count as better"
@@ -147,11 +145,7 @@ class TimeToTarget:
 def reach(trained: TrainedCell, target: Target) -> TimeToTarget:
     """When the run reached the target: at the first validation, or row of the log, that is good enough."""
     log = trained.log
-    if target.metric == "loss":
-        found = [(row.step, row.loss) for row in log.steps]
-    else:
-        found = [(row.step, row.metrics.get(target.metric, math.nan)) for row in log.validations]
-    step = next((step for step, value in found if target.reached(value)), None)
+    step = next((step for step, value in log.values(target.metric) if target.reached(value)), None)
     until = [row for row in log.steps if step is None or row.step <= step]
     return TimeToTarget(
         seed=trained.cell.seed,

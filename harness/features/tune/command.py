@@ -39,7 +39,4 @@ def tune_command(
     from harness.plan.study_file import StudyFile
 
     tune = Tune(StudyFile(**flags), space_file=Path(space) if space else None, arguments=arguments)
-    if dry_run:
-        tune.show()
-        return 0
-    return tune.run(report=not no_report)
+    return tune.carry_out(dry_run=dry_run, report=not no_report)

@@ -21,7 +21,6 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -36,16 +35,6 @@ _MAPPED_FROM = 128 * 1024
 """Bytes; the C library's own value before it adapts."""
 _NO_THREAD = re.compile(r"can't start new thread|Resource temporarily unavailable")
 """Errors of Python and C++ where the C library finds no memory for a stack (pthread_create(3), EAGAIN)."""
-
-
-class Gauge(Protocol):
-    """One kind of memory: how much of it this rank has taken, and a cap on it."""
-
-    def taken(self) -> int:
-        """Bytes now."""
-
-    def cap(self, most_bytes: int | None) -> None:
-        """Refuse allocations beyond this number of bytes; None: no limit."""
 
 
 class MemoryLimit:
@@ -118,12 +107,14 @@ class HostMemory:
             raise UsageError("memory_limit_mb: this system does not enforce RLIMIT_DATA")
 
     def taken(self) -> int:
+        """Bytes now."""
         taken_kib = status_field(Path("/proc/self/status"), "VmData:")
         if taken_kib is None:
             raise OSError("no VmData in /proc/self/status")
         return int(taken_kib) * 1024
 
     def cap(self, most_bytes: int | None) -> None:
+        """Refuse allocations beyond this number of bytes; None: no limit."""
         soft, hard = self._before
         resource.setrlimit(resource.RLIMIT_DATA, (soft if most_bytes is None else most_bytes, hard))
 
@@ -158,6 +149,10 @@ class DeviceMemory:
         figures = self._device.memory()
         assert figures is not None
         return figures
+
+
+Gauge = HostMemory | DeviceMemory
+"""One kind of memory: how much of it this rank has taken, and a cap on it."""
 
 
 def _gauge(device: torch.device) -> Gauge:

@@ -7,7 +7,7 @@ any workload, there or on the CPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -147,12 +147,10 @@ def _count(workload: Workload, module: nn.Module, layout: ModelLayout, samples: 
             counted.flops[where[0]] = counted.flops.get(where[0], 0) + total - last[0]
             last[0], where[0] = total, to
 
-        hooks = _hooks(module, layout, turn, counted)
-        try:
+        with ExitStack() as hooks:
+            for hook in _hooks(module, layout, turn, counted):
+                hooks.enter_context(hook)
             workload.loss_of(module, batch)
-        finally:
-            for hook in hooks:
-                hook.remove()
         turn("head")
     counted.uncounted = counter.uncounted or counter.unread
     if counted.uncounted is not None:

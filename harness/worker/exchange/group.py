@@ -236,13 +236,8 @@ class ExchangeGroup(dist.ProcessGroup):
         return self._run("alltoall_base", [values], [output], (output, values, *splits), options)
 
     def send(self, tensors: list[Tensor], to: int, tag: int) -> MaybeWork:
-        transport = (
-            self._transport
-            if self._downward_transport is None or to > self._rank
-            else self._downward_transport
-        )
         self.traffic.sends += self.traffic.enabled
-        return self._run("send", tensors, tensors, (tensors, to, tag), None, transport)
+        return self._run("send", tensors, tensors, (tensors, to, tag), None, self._way(self._rank, to))
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> MaybeWork:
         # The sender counts the bytes.
@@ -251,15 +246,12 @@ class ExchangeGroup(dist.ProcessGroup):
             return _finished(tensors)
         self.traffic.stand_ins.received(self, source, tensors)
         self.traffic.received += 1
-        transport = (
-            self._transport
-            if self._downward_transport is None or source < self._rank
-            else self._downward_transport
-        )
-        if self.traffic.recorder is not None:
-            return self._recorded("recv", tensors, transport.recv, (tensors, source, tag))
-        work: MaybeWork = transport.recv(tensors, source, tag)
-        return work
+        receive = self._way(source, self._rank).recv
+        return self._issued("recv", tensors, receive, (tensors, source, tag))
+
+    def _way(self, source: int, to: int) -> Any:
+        """Return what carries messages from one rank to another."""
+        return self._transport if source < to else self._downward_transport or self._transport
 
     def _run(
         self,
@@ -277,15 +269,13 @@ class ExchangeGroup(dist.ProcessGroup):
         collective = getattr(transport or self._transport, name)
         if options is not None:
             arguments = (*arguments, options)
-        if self.traffic.recorder is not None:
-            return self._recorded(name, sent, collective, arguments)
-        work: MaybeWork = collective(*arguments)
-        return work
+        return self._issued(name, sent, collective, arguments)
 
-    def _recorded(
+    def _issued(
         self, name: str, buffers: list[Tensor], operation: Operation, arguments: tuple[object, ...]
     ) -> MaybeWork:
-        assert self.traffic.recorder is not None
+        if self.traffic.recorder is None:
+            return operation(*arguments)
         if self.traffic.buckets is not None:
             self.traffic.buckets.issued(name)
         call = partial(operation, *arguments)

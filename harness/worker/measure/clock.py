@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ class StepClock:
 
     def __init__(self, device: torch.device) -> None:
         on = device_of(device)
-        self.name: Literal["monotonic", "cuda-event"] = "cuda-event" if on.asynchronous else "monotonic"
+        self.name = on.clock
         # On CPU the clock itself: a call in between would be a part of each phase.
         self._moment: Callable[[], Moment] = on.moment if on.asynchronous else time.perf_counter_ns
         self._elapsed_ns = on.elapsed_ns

@@ -37,7 +37,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 
 import msgspec
 import psutil
@@ -165,9 +165,7 @@ class TelemetrySampler:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join(PATIENCE_S)
         if self._thread.is_alive():

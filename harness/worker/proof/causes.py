@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -195,19 +195,14 @@ class Watch(TorchDispatchMode):
     def watching(self) -> Iterator[None]:
         """Watch a forward pass."""
         self._counts = Counter()
-        hooks: list[Any] = []
-        for name, part in self._module.named_modules():
-            hooks += [
-                part.register_forward_pre_hook(lambda *_, name=name: self._enter(name)),
-                part.register_forward_hook(lambda *_: self._leave(), always_call=True),
-            ]
-        try:
+        with ExitStack() as hooks:
+            for name, part in self._module.named_modules():
+                enters = part.register_forward_pre_hook(lambda *_, name=name: self._enter(name))
+                hooks.enter_context(enters)
+                hooks.enter_context(part.register_forward_hook(lambda *_: self._leave(), always_call=True))
             with self:
                 yield
             self.calls.append(self._counts)
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _enter(self, name: str) -> None:
         self._active.append(name)

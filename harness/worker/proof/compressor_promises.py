@@ -153,15 +153,8 @@ class _CountingWire:
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
+        self.rank, self.size = wire.rank, wire.size
         self.bytes = 0
-
-    @property
-    def rank(self) -> int:
-        return self._wire.rank
-
-    @property
-    def size(self) -> int:
-        return self._wire.size
 
     def all_reduce(self, values: Tensor) -> None:
         self.bytes += values.nbytes

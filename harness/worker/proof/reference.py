@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -175,15 +175,11 @@ class ReferenceModel:
         order of the backward pass, and block by block under FSDP, whose hooks wrap the inputs of a block.
         Both sums are right, and their last bits differ.
         """
-        hooks = [
-            self.module.get_submodule(name).register_forward_pre_hook(_own_inputs, with_kwargs=True)
-            for name in (self.blocks if wanted else ())
-        ]
-        try:
+        with ExitStack() as hooks:
+            for name in self.blocks if wanted else ():
+                block = self.module.get_submodule(name)
+                hooks.enter_context(block.register_forward_pre_hook(_own_inputs, with_kwargs=True))
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def moved(self, start: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return `start` with copies of the parameters that forward passes have changed since it was loaded.

@@ -24,13 +24,12 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from harness.worker.proof.comparison import ProofFinding
 from harness.worker.proof.reference import SMALLEST_NORMAL, Beat, dense
@@ -106,7 +105,7 @@ class Sampling:
         bare = self._model.bare
         names = {id(parameter): name for name, parameter in bare.named_parameters()}
         slots = {(module, key): names[id(there)] for module, key, there in _held(bare)}
-        hooked: dict[int, tuple[nn.Parameter, RemovableHandle]] = {}
+        hooked: dict[int, nn.Parameter] = {}
 
         def find(module: nn.Module, _: object = None) -> None:
             for part, key, there in _held(module):
@@ -114,17 +113,15 @@ class Sampling:
                     name = slots[part, key]
                     self._watched.add(name)
                     handle = there.register_hook(partial(self._project, name))  # type: ignore[no-untyped-call]
-                    hooked[id(there)] = there, handle
+                    hooks.enter_context(handle)
+                    hooked[id(there)] = there
 
-        find(bare)
-        sharded = any(type(there.data) is not Tensor for _, _, there in _held(bare))
-        modules = list(bare.modules()) if sharded else []
-        calls = [module.register_forward_pre_hook(find) for module in modules]
-        try:
+        with ExitStack() as hooks:
+            find(bare)
+            if any(type(there.data) is not Tensor for _, _, there in _held(bare)):
+                for module in bare.modules():
+                    hooks.enter_context(module.register_forward_pre_hook(find))
             yield
-        finally:
-            for handle in (*calls, *(handle for _, handle in hooked.values())):
-                handle.remove()
 
     def _project(self, name: str, gradient: Tensor) -> None:
         if self._cell.accumulation > 1:

@@ -147,11 +147,11 @@ def cost_sentences(study: StudyFigures, workload: str) -> Iterator[str]:
 def _cheapest(frontier: Frontier) -> str:
     """Compare the cost of a million samples; convergence is not compared."""
     cheapest, fastest = frontier.cheapest, frontier.fastest
-    told = f"The cheapest is {_named(cheapest)} at {_usd_and_time(cheapest)} a million samples"
+    told = f"The cheapest is {_named(cheapest)} at {usd_and_time(cheapest)} a million samples"
     clauses = differences_in_training(cheapest.figures, {one.cell.precision for one in frontier.costs})
     if fastest is cheapest:
         return "; ".join((f"{told}, and no cell is faster", *unlike(clauses)))
-    other = f"the fastest, {_named(fastest)} is at {_usd_and_time(fastest)}"
+    other = f"the fastest, {_named(fastest)} is at {usd_and_time(fastest)}"
     return "; ".join((told, *unlike(clauses), other))
 
 
@@ -180,7 +180,8 @@ def _named(cost: CellCost) -> str:
     return f"{label(cell)} on {where}, batch {cell.batch_per_replica:,} per replica,"
 
 
-def _usd_and_time(cost: CellCost) -> str:
+def usd_and_time(cost: CellCost) -> str:
+    """The cost and the time of a million samples."""
     assert cost.usd_per_million_samples is not None
     return f"{metric(cost.usd_per_million_samples).value} and {duration(cost.million_samples_ns.value)}"
 

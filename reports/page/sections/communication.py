@@ -20,8 +20,8 @@ from reports.analysis.headline import runs_text
 from reports.analysis.scaling import Curve, CurvePoint
 from reports.analysis.study import StudyFigures
 from reports.page.chart import drawn
-from reports.page.description import Chart, Line, Point, interval_point
-from reports.page.looks import ROW, cell_label, looks, works
+from reports.page.description import Chart, Point, interval_point
+from reports.page.looks import ROW, cell_label, line_of, looks, works
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Section
 from reports.text import count, devices, duration, listed, metric, percent
 from results.cell import REFERENCE_STRATEGY
@@ -124,8 +124,7 @@ def _exposed_chart(
             if (one := cells.get(point.figures.cell.id)) is not None and one.transfer_ns is not None
         )
         if points:
-            look = looks(study.curves)[curve.key.exchange]
-            lines.append(Line(name=curve.key.exchange, colour=look.colour, dash=look.dash, points=points))
+            lines.append(line_of(curve, looks(study.curves), points))
     if len({point.x for line in lines for point in line.points}) < 2:
         return None
     return drawn(

@@ -14,10 +14,10 @@ from reports.analysis.assumptions import study_day
 from reports.analysis.cost import NO_EPOCH, CellCost, Frontier, cell_costs, frontiers, why_no_energy
 from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
-from reports.analysis.verdict.sentences import epoch_clause
+from reports.analysis.verdict.sentences import epoch_clause, usd_and_time
 from reports.page.chart import drawn
-from reports.page.description import Chart, Line, Point, interval_point
-from reports.page.looks import ROW, Looks, cell_label, looks, works
+from reports.page.description import Chart, Point, interval_point
+from reports.page.looks import ROW, Looks, cell_label, line_of, looks, works
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Paragraph, Section
 from reports.text import count, devices, duration, metric
 
@@ -89,11 +89,7 @@ def _finding(study: StudyFigures, frontier: Frontier) -> str:
 
 def _named(study: StudyFigures, cost: CellCost) -> str:
     """A cell with its time and cost."""
-    assert cost.usd_per_million_samples is not None
-    return (
-        f"{cell_label(study, cost.cell)} ({metric(cost.usd_per_million_samples).value} and "
-        f"{duration(cost.million_samples_ns.value)} a million samples)"
-    )
+    return f"{cell_label(study, cost.cell)} ({usd_and_time(cost)} a million samples)"
 
 
 def _epoch(study: StudyFigures, cost: CellCost) -> str:
@@ -170,9 +166,8 @@ def frontier_chart(
     lines = []
     for curve, those in zip(curves, points, strict=True):
         if those:
-            look = shown[curve.key.exchange]
             marks = tuple(_point(curve, cost, scale, on=cost.cell.id in best) for cost in those)
-            lines.append(Line(name=curve.key.exchange, colour=look.colour, dash=look.dash, points=marks))
+            lines.append(line_of(curve, shown, marks))
     return drawn(
         Chart(
             name=name,

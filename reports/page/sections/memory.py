@@ -14,7 +14,7 @@ from reports.fields import Field
 from reports.page.looks import cell_label
 from reports.page.section import Block, Definition, Paragraph, Section, Table
 from reports.table import Column, TextTable, figures, table, words
-from reports.text import count, listed, percent, size
+from reports.text import capital, count, listed, percent, size
 from results.cell import label
 from results.grouping import grouped
 
@@ -72,7 +72,7 @@ def memory_section(study: StudyFigures) -> Section | None:
         if workload not in known
     ]
     batches = dict.fromkeys(one.words for plan in study.plans for one in plan.request.batches or ())
-    found += [f"{words[0].upper()}{words[1:]}." for words in batches]
+    found += [f"{capital(words)}." for words in batches]
     blocks: list[Block] = [Paragraph(" ".join(found))] if found else []
     if failed:
         named = listed([cell_label(study, cell) for cell in failed], last="; ")

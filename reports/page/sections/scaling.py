@@ -11,7 +11,7 @@ from reports.analysis.size_to_buy import Purchase, sizes_to_buy
 from reports.analysis.study import StudyFigures
 from reports.page.chart import drawn
 from reports.page.description import Chart, Line, Point, Rule, interval_point
-from reports.page.looks import ROW, Looks, WorkCurves, looks, works
+from reports.page.looks import ROW, Looks, WorkCurves, line_of, looks, works
 from reports.page.section import Block, Bullets, Drawing, Drawings, Paragraph, Section
 from reports.text import devices, duration, listed, metric
 from results.cell import BASELINE_STRATEGY
@@ -183,16 +183,7 @@ def _lines(curves: Sequence[Curve], shown: Looks, figure: Figure, *, scale: floa
             if (value := figure(point)) is not None
         )
         if points:
-            look = shown[curve.key.exchange]
-            found.append(
-                Line(
-                    name=curve.key.exchange,
-                    colour=look.colour,
-                    dash=look.dash,
-                    points=points,
-                    start=_start(curve, figure, scale),
-                )
-            )
+            found.append(line_of(curve, shown, points, _start(curve, figure, scale)))
     return tuple(found)
 
 

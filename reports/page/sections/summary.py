@@ -407,16 +407,10 @@ def _left_out(points: Sequence[str]) -> Iterator[str]:
     """Name the points that could not be chosen, and why, with the first of each kind."""
     unproven = [point for point in points if point.endswith(f"({NOT_PROVEN})")]
     other = [point for point in points if point not in unproven]
-    if other:
-        yield (
-            f"not chosen from: {count(len(other), 'cell')} that may need more samples for the same loss, "
-            f"such as {other[0]}"
-        )
-    if unproven:
-        yield (
-            f"not chosen from: {count(len(unproven), 'cell')} whose training was not checked or was wrong, "
-            f"such as {unproven[0]}"
-        )
+    doubts = "that may need more samples for the same loss", "whose training was not checked or was wrong"
+    for found, doubt in zip((other, unproven), doubts, strict=True):
+        if found:
+            yield f"not chosen from: {count(len(found), 'cell')} {doubt}, such as {found[0]}"
 
 
 def _too_far_apart(one: Shown) -> str:

@@ -21,7 +21,7 @@ import msgspec
 
 from harness.features.gate.comparison import Rules
 from harness.features.gate.effect import Verdict
-from harness.features.gate.metrics import EXACT, TIMED, read_share
+from harness.features.gate.metrics import EXACT, TIMED, read_share, require_timed
 from harness.terminal.console import Console
 from harness.worker.turns import PROTOCOL
 from results import files
@@ -293,11 +293,7 @@ def _check(accepted: Accepted, where: Where) -> None:
         if not reason.strip():
             raise UsageError(f"{where('changes')}: {name} has no reason: say why the change is meant")
     for name, text in accepted.fail_above.items():
-        if name not in TIMED:
-            raise UsageError(
-                f"{where('fail_above')}: there is no metric {name!r}{nearest(name, TIMED)}; metrics with a "
-                f"margin: {', '.join(TIMED)}"
-            )
+        require_timed(name, f"{where('fail_above')}: there is")
         read_share(text, f"{where('fail_above')}: {name} {text}")
 
 

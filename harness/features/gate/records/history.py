@@ -25,6 +25,7 @@ from harness.features.gate.records.baseline import (
 )
 from results import files
 from results.errors import SchemaError, UsageError
+from results.grouping import grouped
 
 OF_MACHINE = (*MODEL, "threads")
 """Facts that identify a machine. Versions are not among them: a comparison of nights names changed ones."""
@@ -50,10 +51,7 @@ def add_night(night: Baseline, folder: Path) -> list[Path]:
 
     Raises UsageError if it has no figure, or was added before.
     """
-    machines: dict[str, list[Subject]] = {}
-    for subject in night.subjects:
-        if subject.failed is None:
-            machines.setdefault(machine(subject), []).append(subject)
+    machines = grouped((machine(subject), subject) for subject in night.subjects if subject.failed is None)
     if not machines:
         raise UsageError(f"{night.name} has no cell with a figure: there is nothing to add")
     paths = {one: folder / one / _file_name(night) for one in machines}
