@@ -102,9 +102,7 @@ def _write_site(launcher_name: str | None, write: Path | None) -> int:
         raise UsageError("--launcher NAME and --write FILE go together: give both, or none")
     text = launcher(launcher_name).found_site()
     if text is None:
-        raise UsageError(
-            f"--launcher {launcher_name} cannot describe its cluster: docs/sites has examples"
-        )
+        raise UsageError(f"--launcher {launcher_name} cannot describe its cluster: docs/sites has examples")
     try:
         with write.open("x", encoding="utf-8") as file:
             file.write(text)

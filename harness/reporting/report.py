@@ -11,6 +11,7 @@ from harness.terminal.narrow import narrow_lines
 from harness.terminal.table_text import GAP, column_widths, total_width
 from reports.analysis.headline import headline, headline_table
 from reports.analysis.outcomes import failures_text
+from reports.analysis.size_to_buy import CPU
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.brief import Clause, brief
 from reports.analysis.verdict.verdict import verdict
@@ -91,9 +92,14 @@ def print_verdict(figures: StudyFigures, console: Console) -> None:
     found = verdict(figures)
     console.result()
     for one in found.workloads:
-        named = [one.workload] if len(found.workloads) > 1 else []
+        named = [one.workload] if len(found.workloads) > 1 and one.answer is None else []
+        lead = f"{one.workload}: " if len(found.workloads) > 1 else ""
+        for line in textwrap.wrap(f"{lead}{one.answer}", console.width) if one.answer else ():
+            console.result(line)
         for line in [*named, *clause_lines([*brief(one)], console.width, VERDICT_LINES - len(named))]:
             console.result(line)
+    if any(size.absent == CPU for one in found.workloads for size in one.to_buy):
+        console.result(f"No size to buy is named, because {CPU}.")
     if figures.failures:
         missing = f"{len(figures.failures):,} of {count(len(figures.pools), 'cell')}"
         failed = [one for one in figures.failures if one.runs]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from reports.analysis.budget import BudgetPart
 from reports.analysis.figures import EMULATED
+from reports.analysis.size_to_buy import CPU
 from reports.analysis.verdict.scalability import Dominant, Scalability
 from reports.analysis.verdict.sentences import PART_WORDS
 from reports.analysis.verdict.verdict import WorkloadVerdict
@@ -27,8 +28,9 @@ class Clause:
 def brief(found: WorkloadVerdict) -> Iterator[Clause]:
     """The clauses to act on, in reading order: the size to buy, how far it scales, the largest loss
     of time, how good the runs are, what is missing."""
-    several = len({one.text for one in found.to_buy}) > 1
-    for number, size in enumerate(found.to_buy[: 2 if several else 1]):
+    named = [one for one in found.to_buy if one.absent != CPU]
+    several = len({one.text for one in named}) > 1
+    for number, size in enumerate(named[: 2 if several else 1]):
         sure = f" ({size.confidence} confidence)" if size.confidence else ""
         title = f"to buy, {size.scaling}" if several else "to buy"
         yield Clause(title=title, text=f"{size.text}{sure}", rank=number)

@@ -18,6 +18,7 @@ from reports.analysis.next_run import NextRun, next_run
 from reports.analysis.size_to_buy import ALL_EMULATED, CPU, SizeToBuy, sizes_to_buy
 from reports.analysis.stragglers import Stragglers, stragglers
 from reports.analysis.study import StudyFigures
+from reports.analysis.verdict.answer import answer
 from reports.analysis.verdict.made_from import MadeFrom, Missing, made_from, missing
 from reports.analysis.verdict.scalability import Scalability, scalability
 from reports.analysis.verdict.sentences import cost_sentences, scaling_sentences
@@ -33,6 +34,8 @@ NOTHING = "No cell has a figure: the reasons are under Failures and skips."
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadVerdict:
     workload: str
+    answer: str | None
+    """What to use, its speed-up and how the others compare, in a sentence; None without a measured figure."""
     scalings: tuple[Scalability, ...]
     slow_ranks: str | None
     """A clause on the persistently slow ranks of the largest measured cell that has some; None without
@@ -90,6 +93,7 @@ def _workload(study: StudyFigures, workload: str, sizes: Sequence[SizeToBuy]) ->
     scaled = (scalability(study, workload, "weak"), scalability(study, workload, "strong"))
     facts = WorkloadVerdict(
         workload=workload,
+        answer=answer(study, sizes),
         scalings=tuple(one for one in scaled if one is not None),
         slow_ranks=_slow_ranks(cells),
         inputs=tuple(_inputs(cells)),

@@ -86,7 +86,10 @@ def summary_section(study: StudyFigures) -> Section:
 
 
 def _blocks(study: StudyFigures, every: Sequence[Shown]) -> Iterator[Block]:
-    yield Paragraph(asked_text(study), "finding")
+    answers = [(one.workload, one.answer) for one in verdict(study).workloads if one.answer]
+    for workload, words in answers[:_MOST_TOLD]:
+        yield Paragraph(f"{workload}: {words}" if len(answers) > 1 else words, "finding")
+    yield Paragraph(asked_text(study), "plain" if answers else "finding")
     yield Paragraph(f"{ran(study)}; page by bench {VERSION}{called(study)}", "plain")
     then = next_run(study)
     subject = f"{then.workload}: " if then and len({one.bought.workload for one in every}) > 1 else ""

@@ -1,0 +1,203 @@
+"""The answer for a workload in a sentence: what to use, its speed-up, and how the others compare.
+
+The configuration is the size to buy or, where none is named, the fastest at the largest measured size. It is
+compared with what ran on as many devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from reports.analysis.budget import BudgetPart, budget
+from reports.analysis.cost import CellCost, cell_costs
+from reports.analysis.effect import side
+from reports.analysis.figures import CellFigures, differences_in_training
+from reports.analysis.knee import knee
+from reports.analysis.scaling import Named, Piece, piece_of, rate
+from reports.analysis.size_to_buy import SizeToBuy
+from reports.analysis.study import StudyFigures
+from reports.text import count, devices, duration, listed, metric, number, percent, whole_percent
+from results.cell import BASELINE_STRATEGY
+from results.statistics import Metric, ratio_of_runs
+
+_MOST_OTHERS = 3
+_BECAUSE: dict[BudgetPart, str] = {
+    "input": "it waits longer for data",
+    "compute": "its computation is slower",
+    "transfer": "its exchange is not hidden",
+    "wait": "its ranks wait longer for each other",
+    "bubble": "its stages wait for their input",
+}
+"""The reason for a slower step, by the part that takes most of the difference."""
+
+
+def answer(study: StudyFigures, sizes: Sequence[SizeToBuy]) -> str | None:
+    """Answer for one workload by its sizes to buy; None if nothing was measured that makes a claim.
+
+    A second sentence weighs the two sizes that weak and strong scaling name.
+    """
+    for bought in sizes:
+        piece = piece_of(study.curves, bought.workload, bought.scaling)
+        smallest = study.assumptions.smallest_effect
+        lead = _lead(piece, bought, smallest) if piece else None
+        if piece is not None and lead is not None:
+            others = _others(piece, lead, smallest)
+            first = "; ".join([f"{_speed_up(lead)}{_why(bought)}", *others, *_second_choice(piece, lead)])
+            return ". ".join([first, *_trade(study, sizes)]) + "."
+    return None
+
+
+def _lead(piece: Piece, bought: SizeToBuy, smallest: float) -> Named | None:
+    """The size to buy; without one the fastest at the largest measured size, or what is not shown to be slower
+    than it and trains as plain data parallelism does."""
+    if bought.choice is not None:
+        chosen = (one for one in piece.measured if one[1].figures.cell.id == bought.choice.cell_id)
+        return next(chosen, None)
+    largest = max((point.gpus for _, point in piece.measured), default=0)
+    there = sorted((one for one in piece.measured if one[1].gpus == largest), key=rate, reverse=True)
+    level = [one for one in there if side(_ratio(one, there[0]), smallest) != "above"]
+    plain = (one for one in level if not differences_in_training(one[1].figures, ()))
+    return next(plain, next(iter(there), None))
+
+
+def _speed_up(lead: Named) -> str:
+    """`ddp on 2 GPUs trains 1.83 times as fast as one device`."""
+    curve, point = lead
+    where = f"{curve.key.label} on {devices(point.gpus, point.figures.cell.device)}"
+    times = _times(lead)
+    if times is None or point.efficiency.baseline is None:
+        return f"{where} has {metric(point.figures.throughput).with_ends}"
+    against = point.efficiency.baseline
+    single = against.strategy == BASELINE_STRATEGY and against.gpus == 1
+    return (
+        f"{where} trains {number(times.value)} times as fast as {'one device' if single else against.short}"
+    )
+
+
+def _times(named: Named) -> Metric | None:
+    """The throughput over the baseline's; None for the baseline, and where no efficiency is claimed."""
+    claim = named[1].efficiency
+    if claim.metric is None or claim.baseline is None or claim.is_baseline:
+        return None
+    return claim.metric.times(named[1].gpus / claim.baseline.gpus)
+
+
+def _figure(times: Metric | None) -> str:
+    """`1.83, 1.80 to 1.86`."""
+    if times is None:
+        return "no baseline"
+    ends = "" if times.low is None or times.high is None else f", {number(times.low)} to {number(times.high)}"
+    return f"{number(times.value)}{ends}"
+
+
+def _why(bought: SizeToBuy) -> str:
+    """The odds of a size to buy, and why it is this one."""
+    choice = bought.choice
+    if choice is None:
+        return ""
+    odds = choice.odds.get(choice.gpus) if choice.odds else None
+    sure = "" if odds is None else f" in {whole_percent(odds)} of resamples"
+    return f", the size to buy{sure}: {bought.why}"
+
+
+def _others(piece: Piece, lead: Named, smallest: float) -> Iterator[str]:
+    """How the other strategies do on as many devices, the fastest first."""
+    others = [
+        one for one in piece.measured if one[1].gpus == lead[1].gpus and one[0].key.label != lead[0].key.label
+    ]
+    others.sort(key=rate, reverse=True)
+    alike = [one for one in others if side(_ratio(lead, one), smallest) is None]
+    if alike:
+        are = "is" if len(alike) == 1 else "are"
+        told = [f"{curve.key.label} ({_figure(_times((curve, point)))})" for curve, point in alike]
+        yield f"{listed(told)} {are} not shown to be faster or slower"
+    apart = [one for one in others if one not in alike]
+    for other in apart[:_MOST_OTHERS]:
+        yield _apart(lead, other)
+    if len(apart) > _MOST_OTHERS:
+        yield f"{count(len(apart) - _MOST_OTHERS, 'other')} below these"
+
+
+def _ratio(lead: Named, other: Named) -> Metric:
+    """The throughput of another over that of the configuration."""
+    mine, its = lead[1].figures, other[1].figures
+    work = its.cell.global_batch / mine.cell.global_batch
+    return ratio_of_runs(mine.run_step_ns, its.run_step_ns, "ratio").times(work)
+
+
+def _apart(lead: Named, other: Named) -> str:
+    mine, its, ratio = lead[1].figures, other[1].figures, _ratio(lead, other)
+    if ratio.value < 1:
+        return f"{other[0].key.label} reaches {percent(ratio.value)} of that{_because(mine, its)}"
+    unlike = differences_in_training(its, {mine.cell.precision})
+    otherwise = f", but {listed(unlike)}: compare the loss" if unlike else ""
+    return f"{other[0].key.label} is {_figure(ratio)} times as fast as that{otherwise}"
+
+
+def _second_choice(piece: Piece, lead: Named) -> Iterator[str]:
+    """The curve that trains otherwise, and on which growing pays for longer."""
+    found = []
+    for curve in piece.curves:
+        size = knee(curve).size or 0
+        for point in curve.points:
+            unlike = differences_in_training(point.figures, {lead[1].figures.cell.precision})
+            if point.gpus == size > lead[1].gpus and unlike and point.efficiency.metric is not None:
+                found.append((size, rate((curve, point)), curve, point.efficiency.metric, unlike))
+    if found:
+        size, _, curve, efficiency, unlike = max(found, key=lambda one: one[:2])
+        yield (
+            f"second choice, if its loss is as good: {curve.key.label}, which {listed(unlike)}, pays up to "
+            f"{size:,} ({percent(efficiency.value)} there)"
+        )
+
+
+def _because(mine: CellFigures, its: CellFigures) -> str:
+    """Name the part that takes more than half of the time by which a step is longer; empty without one."""
+    own, other = budget(its), budget(mine)
+    if own is None or other is None:
+        return ""
+    longer = own.step_ns / its.cell.global_batch - other.step_ns / mine.cell.global_batch
+    for part, words in _BECAUSE.items():
+        more = own.part_ns.get(part, 0.0) / its.cell.global_batch
+        more -= other.part_ns.get(part, 0.0) / mine.cell.global_batch
+        if more > longer / 2 > 0:
+            encodes = part == "compute" and its.cell.compresses
+            return f": {'it encodes and decodes' if encodes else words}"
+    return ""
+
+
+def _trade(study: StudyFigures, sizes: Sequence[SizeToBuy]) -> Iterator[str]:
+    """What the larger of two sizes gains and costs, where weak and strong scaling name two."""
+    costs = {cost.cell.id: cost for cost in cell_costs(study)}
+    named = [costs[one.choice.cell_id] for one in sizes if one.choice]
+    by_size = sorted({cost.cell.gpus: cost for cost in named}.values(), key=lambda one: one.cell.gpus)
+    if len(by_size) < 2:
+        return
+    small, large = by_size[0], by_size[-1]
+    faster = _time(small).value / _time(large).value
+    dearer = _share_dearer(small, large)
+    yield (
+        f"{_told(small)}; {_told(large)}: {number(faster)} times as fast{dearer}, if the larger batch trains "
+        f"as well"
+    )
+
+
+def _told(cost: CellCost) -> str:
+    usd = cost.usd_per_epoch or cost.usd_per_million_samples
+    paid = f" and {metric(usd).value}" if usd else ""
+    of = "an epoch" if cost.epoch_ns else "a million samples"
+    where = devices(cost.cell.gpus, cost.cell.device)
+    batch = f"a global batch of {cost.cell.global_batch:,}"
+    return f"{where} take {duration(_time(cost).value)}{paid} for {of} at {batch}"
+
+
+def _time(cost: CellCost) -> Metric:
+    return cost.epoch_ns or cost.million_samples_ns
+
+
+def _share_dearer(small: CellCost, large: CellCost) -> str:
+    first, second = (one.usd_per_million_samples for one in (small, large))
+    if first is None or second is None:
+        return ""
+    share = second.value / first.value - 1
+    return f", {whole_percent(abs(share))} {'dearer' if share >= 0 else 'cheaper'}"
