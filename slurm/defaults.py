@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from results.errors import UsageError
-from results.site import seconds
+from results.site import TimeLimits, seconds
 from slurm.cluster import NodeGroup
 from slurm.site import SiteProfile
-from slurm.site_checks import gpu_count
+from slurm.site_checks import gpu_count, names_in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Nodes:
+    """Equal nodes of a partition."""
+
+    partition: str
+    nodes: int
+    gpus: int
+    kind: str
+    cpus: int
+    longest_s: int | None
+    """The time limit of a job; None: no limit."""
+    most: int | None
+    """The largest number of nodes of a job; None: no limit."""
+
+    @property
+    def words(self) -> str:
+        """`4 nodes of 8 h100 and 96 CPUs in partition gpu, jobs of at most 24 h, 2 nodes`."""
+        limits = [] if self.longest_s is None else [f"jobs of at most {self.longest_s / 3600:.3g} h"]
+        limits += [] if self.most is None else [f"at most {self.most} nodes a job"]
+        count = f"{self.nodes} node{'s' * (self.nodes > 1)}"
+        what = f"{self.gpus} {self.kind or 'GPUs'} and {self.cpus} CPUs"
+        return ", ".join([f"{count} of {what} in partition {self.partition}", *limits])
 
 
 def with_defaults(site: SiteProfile, groups: Sequence[NodeGroup]) -> tuple[SiteProfile, str]:
@@ -19,47 +44,62 @@ def with_defaults(site: SiteProfile, groups: Sequence[NodeGroup]) -> tuple[SiteP
     Returns the profile, and what the cluster says of the nodes, a clause. Raises UsageError with the flag to
     give where these nodes differ, or several partitions have GPUs.
     """
-    name, chosen = _partition(site, [group for group in groups if gpu_count(site, group)])
-    counts = {gpu_count(site, group) for group in chosen}
-    kinds = sorted({kind for group in chosen for kind in group.gpus})
-    if len(counts) > 1 or (site.gpu_type is None and len(kinds) > 1):
-        each = sorted({f"{count} {kind or 'GPUs'}" for group in chosen for kind, count in group.gpus.items()})
+    found = _equal_nodes(site, _of_one_partition(site, [one for one in groups if gpu_count(site, one)]))
+    share = max(1, found.cpus // found.gpus)
+    whole = msgspec.structs.replace(
+        site,
+        partition=site.partition or found.partition,
+        gpus_per_node=found.gpus,
+        cpus_per_gpu=share if site.cpus_per_gpu is None and not site.exclusive else site.cpus_per_gpu,
+        time=_within(site.time, found.longest_s),
+    )
+    return whole, found.words
+
+
+def _of_one_partition(site: SiteProfile, having: Sequence[NodeGroup]) -> list[NodeGroup]:
+    """The nodes of the partition of the profile, of the default one, or of the only one that is up."""
+    if site.partition is not None:
+        chosen = [group for group in having if group.partition in names_in(site.partition)]
+        return _some(chosen, site, f"the partition {site.partition}")
+    up = [group for group in having if group.is_up]
+    chosen = _some([group for group in up if group.is_default] or up, site, "a partition that is up")
+    names = dict.fromkeys(group.partition for group in chosen)
+    if len(names) > 1:
+        raise UsageError(f"the partitions {', '.join(names)} have GPUs: name one with --partition")
+    return chosen
+
+
+def _some(chosen: list[NodeGroup], site: SiteProfile, where: str) -> list[NodeGroup]:
+    if not chosen:
+        what = site.gpu_type or "GPUs"
+        raise UsageError(f"no node of {where} has {what}: name another with --partition, or --device cpu")
+    return chosen
+
+
+def _equal_nodes(site: SiteProfile, groups: Sequence[NodeGroup]) -> _Nodes:
+    kinds = {(gpu_count(site, group), site.gpu_type or "+".join(sorted(group.gpus))) for group in groups}
+    if len(kinds) > 1:
+        each = " or ".join(f"{gpus} {kind or 'GPUs'}" for gpus, kind in sorted(kinds))
         raise UsageError(
-            f"nodes of the partition {name} have {' or '.join(each)}: give --gpus-per-node, and a profile "
+            f"nodes of the partition {groups[0].partition} have {each}: give --gpus-per-node, and a profile "
             f"(--site) with gpu_type or constraint that names one kind of node"
         )
-    [gpus], cpus = counts, min(group.cpus for group in chosen)
-    limits = [group.time_limit_s for group in chosen if group.time_limit_s is not None]
-    most_nodes = min((group.most_nodes for group in chosen if group.most_nodes is not None), default=None)
-    time = site.time
-    if limits and min(limits) < seconds(time.maximum):
-        maximum = f"{min(limits)}s"
-        least = time.minimum if seconds(time.minimum) <= min(limits) else maximum
-        time = msgspec.structs.replace(time, maximum=maximum, minimum=least)
-    share = max(1, cpus // gpus) if site.cpus_per_gpu is None and not site.exclusive else site.cpus_per_gpu
-    nodes = sum(group.nodes for group in chosen)
-    kind = site.gpu_type or kinds[0]
-    words = (
-        f"{nodes} node{'s' * (nodes > 1)} of {gpus} {kind or 'GPUs'} and {cpus} CPUs in partition {name}"
-        + (f", jobs of at most {min(limits) / 3600:.3g} h" if limits else "")
-        + (f", {most_nodes} nodes" if most_nodes is not None else "")
+    [(gpus, kind)] = kinds
+    return _Nodes(
+        partition=groups[0].partition,
+        nodes=sum(group.nodes for group in groups),
+        gpus=gpus,
+        kind=kind,
+        cpus=min(group.cpus for group in groups),
+        longest_s=min(filter(None, (group.time_limit_s for group in groups)), default=None),
+        most=min(filter(None, (group.most_nodes for group in groups)), default=None),
     )
-    whole = msgspec.structs.replace(site, partition=name, gpus_per_node=gpus, cpus_per_gpu=share, time=time)
-    return whole, words
 
 
-def _partition(site: SiteProfile, having: Sequence[NodeGroup]) -> tuple[str, list[NodeGroup]]:
-    """The partition that jobs ask for, and its nodes that have GPUs of the profile."""
-    names = dict.fromkeys(group.partition for group in having if group.is_up)
-    if site.partition is not None:
-        names = dict.fromkeys(name.strip() for name in site.partition.split(","))
-    elif default := [group.partition for group in having if group.is_default]:
-        names = dict.fromkeys(default)
-    chosen = [group for group in having if group.partition in names]
-    if not chosen:
-        kind = site.gpu_type or "GPUs"
-        where = f"the partition {site.partition}" if site.partition else "a partition that is up"
-        raise UsageError(f"no node of {where} has {kind}: name another with --partition, or --device cpu")
-    if len(names) > 1 and site.partition is None:
-        raise UsageError(f"the partitions {', '.join(names)} have GPUs: name one with --partition")
-    return ",".join(names), chosen
+def _within(limits: TimeLimits, longest_s: int | None) -> TimeLimits:
+    """The limits, none of them above the longest time of a job."""
+    if longest_s is None or longest_s >= seconds(limits.maximum):
+        return limits
+    longest = f"{longest_s}s"
+    least = limits.minimum if seconds(limits.minimum) <= longest_s else longest
+    return msgspec.structs.replace(limits, maximum=longest, minimum=least)

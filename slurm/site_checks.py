@@ -34,7 +34,7 @@ def over_limits(
     """
     found = [
         _over(name, nodes, time_limit_s, group)
-        for name in _names(site.partition)
+        for name in names_in(site.partition)
         for group in groups
         if group.partition == name
     ]
@@ -63,7 +63,7 @@ def _partitions(site: SiteProfile, cluster: Cluster) -> Iterator[SiteCheck]:
         advice = _write(group.partition for group in cluster.groups)
         words = f"left to Slurm, so nodes and times are not checked; to have them checked, {advice}"
         yield _doubtful("partition", words)
-    for name in _names(site.partition):
+    for name in names_in(site.partition):
         groups = [group for group in cluster.groups if group.partition == name]
         yield _partition("partition", name, groups, cluster, reserved=site.reservation is not None)
         if groups:
@@ -72,12 +72,12 @@ def _partitions(site: SiteProfile, cluster: Cluster) -> Iterator[SiteCheck]:
                 yield _cpus(site, name, asked_for)
                 yield _memory(site.memory_per_node, name, asked_for)
             yield _time(site, name, groups[0].time_limit_s)
-    for name in _names(site.serial_partition):
+    for name in names_in(site.serial_partition):
         groups = [group for group in cluster.groups if group.partition == name]
         yield _partition("serial_partition", name, groups, cluster)
 
 
-def _names(partition: str | None) -> list[str]:
+def names_in(partition: str | None) -> list[str]:
     """Return the names in a key: of several partitions, Slurm starts a job in the first with free nodes."""
     return [] if partition is None else [name.strip() for name in partition.split(",")]
 
@@ -281,7 +281,7 @@ def _associated(site: SiteProfile, mine: Sequence[Association]) -> Iterator[Site
     given = "left to Slurm" if site.account is None else site.account
     yield _fine("account", f"{given}; yours: {_listed(accounts)}")
     for about, partition in (("partition", site.partition), ("serial_partition", site.serial_partition)):
-        for name in _names(partition):
+        for name in names_in(partition):
             if not any(each.partition in (None, name) for each in chosen):
                 advice = _write(each.partition or "" for each in chosen)
                 yield _wrong(about, f"{name} is not one that your account may use; {advice}")

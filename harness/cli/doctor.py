@@ -34,7 +34,9 @@ _HEADS = ("what", "found")
 
 @click.command(name="doctor")
 @click.option("--site", metavar="FILE", help="Check this site profile against its cluster, too.")
-@click.option("--launcher", "launcher_name", metavar="NAME", help="The launcher of --write, such as slurm.")
+@click.option(
+    "--launcher", "launcher_name", metavar="NAME", help="The launcher whose cluster --write describes."
+)
 @click.option(
     "--write",
     metavar="FILE",

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from harness.plan.options import PlanOption
-from harness.plan.study_file import COMMON, OPTIONS, by_heading
+from harness.plan.study_file import BY_NAME, OPTIONS, by_heading
 from results.errors import UsageError
 from results.spec import Catalog
 
@@ -63,19 +63,24 @@ class PlanCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the command's own options and the common ones; for --help-all every option by its heading."""
-        own, common = "Options of this command", "Common options"
-        every = {option.name: heading for heading, options in by_heading().items() for option in options}
-        headings = every if ctx.meta.get(_ALL) else dict.fromkeys(COMMON, common)
+        headings, own = _headings(whole=bool(ctx.meta.get(_ALL))), "Options of this command"
         sections: dict[str, list[tuple[str, str]]] = {own: [], **{name: [] for name in headings.values()}}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
-            heading = headings.get(str(param.name), None if param.name in every else own)
+            heading = headings.get(str(param.name)) if param.name in BY_NAME else own
             if record is not None and heading is not None:
                 sections[heading].append(record)
         for heading, records in sections.items():
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records, col_max=22)
+
+
+def _headings(*, whole: bool) -> dict[str, str]:
+    """The heading in the help of each option, or of each common one."""
+    if not whole:
+        return {option.name: "Common options" for option in OPTIONS if option.common}
+    return {option.name: heading for heading, options in by_heading().items() for option in options}
 
 
 class _Whole(click.types.IntParamType):

@@ -245,6 +245,10 @@ def option(
     return Meta(description=meaning, extra_json_schema=schema, extra={"heading": heading, "default": default})
 
 
+COMMON = object()
+"""Annotates the options that `--help` shows; `--help-all` shows every one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOption:
     """An option as the field of its struct declares it: `name` is its key, and with dashes its flag."""
@@ -270,6 +274,10 @@ class PlanOption:
     def default(self) -> str:
         """The default as one would write it, what decides it in parentheses, or nothing."""
         return str(self._extra["default"])
+
+    @property
+    def common(self) -> bool:
+        return COMMON in notes(self.type)
 
     @property
     def _extra(self) -> dict[str, Any]:

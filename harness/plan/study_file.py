@@ -10,6 +10,7 @@ import msgspec
 
 from harness.plan.launchers import DEFAULT, in_a_line, launcher_help
 from harness.plan.options import (
+    COMMON,
     Batches,
     Checkpointings,
     Counts,
@@ -49,17 +50,19 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     workload: Annotated[
         Names,
+        COMMON,
         option(
             "what is trained: gpt-nano,py:MODULE:FUNCTION [=(a ResNet and a GPT for the device)]",
             heading="What is run",
         ),
     ] = None
-    gpus: Annotated[Gpus, option("workers: 1..256 (doubling), 8..64:8 (steps), 1,2")] = None
-    strategy: Annotated[Names, option("how a step is distributed: single,ddp:bucket_mb=50 [=single,ddp]")] = (
-        None
-    )
+    gpus: Annotated[Gpus, COMMON, option("workers: 1..256 (doubling), 8..64:8 (steps), 1,2")] = None
+    strategy: Annotated[
+        Names, COMMON, option("how a step is distributed: single,ddp:bucket_mb=50 [=single,ddp]")
+    ] = None
     batch_size: Annotated[
         Batches,
+        COMMON,
         option(
             "samples of a replica in one update; auto finds the largest that fits [=(the workload's)]", ge=1
         ),
@@ -68,14 +71,14 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Counts, option("samples of all replicas in one update; kept under strong scaling", ge=1)
     ] = None
     scaling: Annotated[
-        Scalings, option("weak keeps the batch per replica, strong the global batch [=weak]")
+        Scalings, COMMON, option("weak keeps the batch per replica, strong the global batch [=weak]")
     ] = None
     baseline: Annotated[
         Switch,
         option("plan single on 1 for strategies that need more, as their baseline [=(true in a new study)]"),
     ] = None
-    dataset: Annotated[Names, option("synthetic, digits, text[:PATH] or own [=synthetic]")] = None
-    precision: Annotated[Precisions, option("arithmetic; fp32 means no TF32 [=fp32]")] = None
+    dataset: Annotated[Names, COMMON, option("synthetic, digits, text[:PATH] or own [=synthetic]")] = None
+    precision: Annotated[Precisions, COMMON, option("arithmetic; fp32 means no TF32 [=fp32]")] = None
     accumulation: Annotated[Counts, option("micro-batches added up before one update [=1]", ge=1)] = None
     optimizer: Annotated[Names, option("such as sgd:lr=0.1 or adamw [=(the workload's)]")] = None
     clip_norm: Annotated[Limits, option("global gradient norm to clip at [=none]", gt=0)] = None
@@ -99,9 +102,11 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         ),
     ] = None
     device: Annotated[
-        Literal["auto", "cpu", "cuda"] | None, option("where it runs [=auto]", heading="Where it runs")
+        Literal["auto", "cpu", "cuda"] | None,
+        COMMON,
+        option("where it runs [=auto]", heading="Where it runs"),
     ] = None
-    gpus_per_node: Annotated[Whole, option("devices of one node [=(all on one)]", ge=1)] = None
+    gpus_per_node: Annotated[Whole, COMMON, option("devices of one node [=(all on one)]", ge=1)] = None
     node_size: Annotated[Whole, option("ranks of one virtual node [=(all; 1 under a link)]", ge=1)] = None
     memory_limit_mb: Annotated[
         Whole,
@@ -122,10 +127,12 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     require: Annotated[
         Literal["all"] | None, option("exit with 1 if this machine cannot hold a point of the matrix")
     ] = None
-    repeats: Annotated[Whole, option("runs of each cell [=3]", ge=1, le=1000, heading="How long it runs")] = (
-        None
-    )
-    budget: Annotated[Duration, option("time after which a run stops measuring: 20s, 2m [=20s]", ge=0)] = None
+    repeats: Annotated[
+        Whole, COMMON, option("runs of each cell [=3]", ge=1, le=1000, heading="How long it runs")
+    ] = None
+    budget: Annotated[
+        Duration, COMMON, option("time after which a run stops measuring: 20s, 2m [=20s]", ge=0)
+    ] = None
     target: Annotated[
         Number,
         option("relative half-width of the interval at which a run stops measuring [=0.02]", ge=0, le=1),
@@ -158,7 +165,9 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         OnFailedProof | None,
         option("a run whose proof fails ends (strict), or measures on as not proven (report) [=strict]"),
     ] = None
-    max_time: Annotated[Duration, option("stop after this, the run in flight is lost: 30m, 2h", gt=0)] = None
+    max_time: Annotated[
+        Duration, COMMON, option("stop after this, the run in flight is lost: 30m, 2h", gt=0)
+    ] = None
     hang_after: Annotated[
         Duration, option("time without progress after which a launch is ended as hung [=15m]", ge=10)
     ] = None
@@ -168,9 +177,9 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = None
     rerun: Annotated[Literal["failed"] | None, option("run again what failed for good")] = None
     prune: Annotated[Switch, option("leave out cells whose smaller batch ran out of memory [=true]")] = None
-    compression: Annotated[Names, option("of gradients: none,bf16,topk:0.01 [=none]", heading="Exchange")] = (
-        None
-    )
+    compression: Annotated[
+        Names, COMMON, option("of gradients: none,bf16,topk:0.01 [=none]", heading="Exchange")
+    ] = None
     collective: Annotated[Names, option("how gradients are summed: default,ring,hierarchical [=default]")] = (
         None
     )
@@ -179,9 +188,9 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Names, option("network between virtual nodes of CPU ranks: none,100mbit,2.5gbit [=none]")
     ] = None
     launcher: Annotated[
-        Launcher | None, option(f"{in_a_line(launcher_help())} [={DEFAULT}]", heading="Cluster")
+        Launcher | None, COMMON, option(f"{in_a_line(launcher_help())} [={DEFAULT}]", heading="Cluster")
     ] = None
-    site: Annotated[Text, option("YAML profile of the cluster (docs/clusters.md)")] = None
+    site: Annotated[Text, COMMON, option("YAML profile of the cluster (docs/clusters.md)")] = None
     partition: Annotated[Text, option("Slurm partition [=(the profile's)]")] = None
     account: Annotated[Text, option("Slurm account [=(the profile's)]")] = None
     qos: Annotated[Text, option("Slurm quality of service [=(the profile's)]")] = None
@@ -207,7 +216,9 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Literal["job", "statefulset"] | None,
         option("job makes an Indexed Job on Kubernetes; statefulset is refused [=job]"),
     ] = None
-    name: Annotated[Text, option("name, and folder under runs/ [=(by its axes)]", heading="Output")] = None
+    name: Annotated[
+        Text, COMMON, option("name, and folder under runs/ [=(by its axes)]", heading="Output")
+    ] = None
     out: Annotated[Text, option("folder of the study [=(runs/NAME)]")] = None
     trace: Annotated[
         Counts, option("ranks that keep the profiler's trace of 3 steps after each run: 0,3", ge=0)
@@ -251,13 +262,6 @@ SEARCHED: Mapping[str, tuple[Learning, tuple[Any, ...]]] = {
 """The options that `bench tune` searches: whether another value leaves training the same, rounds otherwise or
 changes what is learnt; and the values that it tries by default."""
 BY_NAME = {known.name: known for known in OPTIONS}
-COMMON = frozenset(
-    {
-        *("workload", "gpus", "strategy", "batch_size", "scaling", "dataset", "precision", "compression"),
-        *("device", "gpus_per_node", "repeats", "budget", "max_time", "launcher", "site", "name"),
-    }
-)
-"""`--help` shows these options, and `--help-all` every one."""
 
 
 def by_heading() -> dict[str, list[PlanOption]]:

@@ -46,7 +46,7 @@ def test_a_launch_says_what_its_figures_will_be(options, cores, evidence, pin, l
 
 
 def shown(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
-    assert run([*MATRIX, "--dry-run", *flags]) == 0
+    assert run([*MATRIX, "--dry-run", "-v", *flags]) == 0
     return capsys.readouterr().out
 
 
@@ -92,7 +92,7 @@ def test_a_machine_is_asked_for_links_where_somebody_wants_one(capsys, monkeypat
     assert "no veth here" not in shown(capsys, "--gpus", "2")
     assert asked == []
     text = shown(capsys, "--gpus", "2", "--strategy", "ddp", "--link", "none,1gbit")
-    assert "1 x no veth here" in text
+    assert "skipped 1 x: no veth here" in text
     assert "1 cell x 3 repeats" in text
 
 

@@ -85,7 +85,8 @@ def test_all_are_listed_with_their_package(installed) -> None:
 def test_what_makes_no_sense_is_refused_with_the_reason(installed) -> None:
     cells = ("--workload", "vit-nano", "--strategy", "ddp,gossip", "--compression", "threshold:0.3")
     said = bench(
-        installed, "matrix", *cells, "--gpus", "1,2", "--device", "cpu", "--oversubscribe", "--dry-run"
+        *(installed, "matrix", *cells, "--gpus", "1,2", "--device", "cpu", "--oversubscribe"),
+        *("--dry-run", "-v"),
     )
     assert "gossip needs at least 2 ranks" in said
     assert "it sends parameters to its neighbours alone" in said

@@ -49,14 +49,14 @@ plan_of = partial(
 @pytest.mark.parametrize("given", [[0, 3], "0,3", ["0", 3]])
 def test_ranks_come_from_a_file_or_a_flag(given) -> None:
     BY_NAME["trace"].check(given, "--trace")
-    options = matrix._run_options(StudyFile(trace=given, tensorboard=True))
+    options = matrix.run_options(StudyFile(trace=given, tensorboard=True))
     assert (options.trace, options.tensorboard) == ((0, 3), True)
 
 
 def test_one_rank_may_be_a_bare_number_in_a_study_file(tmp_path) -> None:
     path = tmp_path / "study.yaml"
     path.write_text("gpus: 2\ntrace: 0\ntensorboard: true\n")
-    options = matrix._run_options(STUDY_FILE.read(path))
+    options = matrix.run_options(STUDY_FILE.read(path))
     assert (options.trace, options.tensorboard) == ((0,), True)
 
 

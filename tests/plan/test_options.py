@@ -7,7 +7,7 @@ import pytest
 from harness.matrix import run_options
 from harness.plan.options import DURATION, read_counts, read_duration_s, read_gpus, read_names
 from harness.plan.request import make_requests
-from harness.plan.study_file import BY_NAME, COMMON, OPTIONS, StudyFile
+from harness.plan.study_file import BY_NAME, OPTIONS, StudyFile
 from results.errors import GpuCountsError, UsageError
 
 
@@ -23,10 +23,6 @@ def test_a_default_that_the_help_states_is_the_one_that_is_taken(option) -> None
 
     of_type = {bool: lambda text: text == "true", str: str, int: int, float: float}
     assert taken(**{option.name: of_type[option.kind.flag_type](option.default)}) == taken()
-
-
-def test_every_common_option_is_an_option() -> None:
-    assert COMMON <= BY_NAME.keys()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ trap '' USR1
 set +u
 source /etc/profile || true
 module load cuda/12.8
-source "$HOME/bench/.venv/bin/activate"
+source "$HOME/bench/.venv/bin/activate" || { echo "no environment in $HOME/bench/.venv on $HOSTNAME" >&2; exit 1; }
 set -u
 # Relative paths of the command are of this folder, wherever these lines have gone.
 cd -- /home/me/bench
