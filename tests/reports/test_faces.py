@@ -104,6 +104,7 @@ def test_signs_of_latex_are_printed_as_they_are() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 def test_drawings_are_files_of_the_width_of_their_style(small, style) -> None:
     files = {one.name: one.data for one in figure_files(small.analysed(), FORMS, style)}

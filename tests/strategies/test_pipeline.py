@@ -46,6 +46,7 @@ MORE_SCHEDULES = [
 MICROBATCHES = {2: 4, 3: 6, 4: 4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "schedule", "cases"),
     [

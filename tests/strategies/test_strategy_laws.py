@@ -183,6 +183,7 @@ SPLIT: list[Any] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("split models")
 @pytest.mark.parametrize(("size", "strategy", "model", "settings"), SPLIT)
 def test_ranks_that_split_a_model_train_as_a_loop_over_the_replicas_does(

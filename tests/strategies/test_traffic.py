@@ -280,6 +280,7 @@ def third_step(
     return exchange.traffic.payload_bytes - before[0], exchange.traffic.operations - before[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "strategy", "model", "settings"), COUNTED)
 def test_the_counted_flops_are_the_closed_form_of_the_family(ranks, size, strategy, model, settings) -> None:
     """The messages of the rank that sends most."""

@@ -236,6 +236,7 @@ def missed_exposed(case: str, results: list[dict[str, Any]]) -> list[str]:
     return missed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "strategy"),
     [("hidden", DDP), ("exposed", DDP), *((case, SCRATCH) for case in PLANTED)],
@@ -275,6 +276,7 @@ def delayed(rank: int, strategy: str, slow_rank: int | None, how: str) -> dict[s
     return {"ms": [duration / MS for payload, duration in rows if payload == large], "delays": delays[1:]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("slow_rank", "how", "strategy"),
     [

@@ -58,6 +58,7 @@ def _plain_ddp(rank: int, size: int) -> Planted:
 MLP: Fields = GPT | {"workload": "mlp", "optimizer": "adamw:lr=0.001"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "fields", "broken", "reason"),
     [

@@ -90,6 +90,7 @@ def count(
     return found[1:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "started", "early"),
     [

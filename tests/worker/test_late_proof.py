@@ -42,6 +42,7 @@ from strategies.training.parallel import GradientTask, ParallelModel
 TOPK: Fields = WIDE | {"strategy": "scratch-ddp:bucket_mb=0.01", "compression": "topk:0.05"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "fields"),
     [

@@ -14,6 +14,7 @@ NEEDS_TRANSFORMERS = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [

@@ -10,6 +10,7 @@ CELL: Fields = {"workload": "py:proof_models:cancelling", "micro_batch": 8, "opt
 PIPELINE: Fields = CELL | {"strategy": "pipeline:1f1b:microbatches=2"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "fields"),
     [
@@ -29,6 +30,7 @@ def test_what_is_compared_within_a_tolerance_may_be_summed_in_another_order(
         assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "fields"),
     [

@@ -31,6 +31,7 @@ def _sampling(*planted: Planted) -> Planted:
     return stack
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [

@@ -35,6 +35,7 @@ EACH = "gradients agree within 0.0001 of their L2 norm, parameter by parameter"
 COARSE = "gradients agree within 0.03 of their L2 norm, parameter by parameter"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "fields", "replicas", "rule"),
     [

@@ -35,6 +35,7 @@ def test_the_mlp_learns_the_digits(ask) -> None:
     assert fmean(curve[-10:]) < 0.3
 
 
+@pytest.mark.slow
 def test_gpt_nano_learns_the_text(ask) -> None:
     torch.manual_seed(0)
     request = ask("gpt-nano", "text")

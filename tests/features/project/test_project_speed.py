@@ -51,6 +51,7 @@ def outside(study: StudyFigures, tables: ModuleType, folder: Path, network: str)
     return outside_of(Study(folder), study, table)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", CALLS_PER_CELL)
 def test_project_1000_cells(benchmark, amount, studies, tables, tmp_path, network) -> None:
     study = studies(STUDIES)

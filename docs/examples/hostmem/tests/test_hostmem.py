@@ -57,6 +57,7 @@ def test_bench_lists_its_command_and_its_kind(site) -> None:
     assert "--mib" in bench(site, "hostmem", "--help")
 
 
+@pytest.mark.slow
 def test_two_ranks_are_measured_and_recorded_with_the_source_of_the_package(study) -> None:
     (result,) = study.collect()
     assert result.outcome == "ok"
@@ -70,6 +71,7 @@ def test_two_ranks_are_measured_and_recorded_with_the_source_of_the_package(stud
         assert re.fullmatch(r"bench-hostmem 1\.0 [0-9a-f]{16}", code)
 
 
+@pytest.mark.slow
 def test_the_page_names_the_slowest_host_and_a_redacted_page_no_host(study, site) -> None:
     (record, *_) = study.rank_records(study.cell_ids()[0], study.collect()[0].run_id)
     for words, shown in (((), True), (("--redact",), False)):
@@ -79,6 +81,7 @@ def test_the_page_names_the_slowest_host_and_a_redacted_page_no_host(study, site
         assert (f"The slowest host, {record.environment.host}, copies " in page) == shown
 
 
+@pytest.mark.slow
 def test_the_same_command_again_has_nothing_to_do(study, site) -> None:
     bench(site, "hostmem", *WORDS)
     assert len(study.collect()) == 1
