@@ -31,16 +31,16 @@ def test_the_speed_up_is_named_and_what_the_others_reach_with_the_reason(planted
     study = planted.analysed()
     told = answered(study)
     assert told.startswith("ddp on 2 ranks (CPU) trains 1.82 times as fast as one device; ")
-    assert "ddp + powersgd:4 (1.85, " in told
-    assert "is not shown to be faster or slower; fsdp reaches 50.0 % of that" in told
+    assert "not shown to be faster or slower: ddp + powersgd:4 (1.85, " in told
+    assert "slower: fsdp, 50.0 % of its rate" in told
     [size] = verdict(study).workloads[0].to_buy
     assert size.absent == CPU
 
 
 def test_two_sizes_of_weak_and_strong_scaling_are_weighed_in_time_and_money() -> None:
     first, trade = answered(large_study(seed=7)).rstrip(".").split(" of resamples")[1].split(". 8 GPUs ")
-    assert "knee between 8 and 16" in first
-    assert "second choice, if its loss is as good: ddp + powersgd:4" in first
+    assert "growing to 16 adds" in first
+    assert "if its loss is as good, ddp + powersgd:4, which compresses its gradients, pays up to 256" in first
     assert "for an epoch at a global batch of 64; 128 GPUs take" in trade
     assert "% dearer, if the larger batch trains as well" in trade
 

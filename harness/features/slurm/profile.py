@@ -45,7 +45,7 @@ def _accounting(cluster: Cluster) -> list[str]:
     """Lines on accounts, QOS and the limit of jobs, as comments where several could be meant."""
     mine = cluster.associations
     if not mine:
-        why = "accounting knows none of yours" if mine is not None else "Slurm does not tell your accounts"
+        why = "accounting knows none of yours" if mine is not None else "your accounts are not known here"
         return [f"# account:                   # {why}"]
     accounts, qos = ({*(one.account for one in mine)}, {name for one in mine for name in one.qos})
     limits = [one.max_submit for one in mine if one.max_submit is not None]

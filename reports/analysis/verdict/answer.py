@@ -13,11 +13,12 @@ from reports.analysis.cost import CellCost, cell_costs
 from reports.analysis.effect import side
 from reports.analysis.figures import CellFigures, differences_in_training
 from reports.analysis.knee import knee
-from reports.analysis.scaling import Named, Piece, piece_of, rate
+from reports.analysis.scaling import Curve, Named, Piece, piece_of, rate
 from reports.analysis.size_to_buy import SizeToBuy
 from reports.analysis.study import StudyFigures
-from reports.text import count, devices, duration, listed, metric, number, percent, whole_percent
+from reports.text import devices, duration, listed, metric, number, percent, whole_percent
 from results.cell import BASELINE_STRATEGY
+from results.grouping import grouped
 from results.statistics import Metric, ratio_of_runs
 
 _MOST_OTHERS = 3
@@ -42,14 +43,16 @@ def answer(study: StudyFigures, sizes: Sequence[SizeToBuy]) -> str | None:
         lead = _lead(piece, bought, smallest) if piece else None
         if piece is not None and lead is not None:
             others = _others(piece, lead, smallest)
-            first = "; ".join([f"{_speed_up(lead)}{_why(bought)}", *others, *_second_choice(piece, lead)])
+            first = "; ".join(
+                [f"{_speed_up(lead)}{_why(bought, lead[0])}", *others, *_second_choice(piece, lead)]
+            )
             return ". ".join([first, *_trade(study, sizes)]) + "."
     return None
 
 
 def _lead(piece: Piece, bought: SizeToBuy, smallest: float) -> Named | None:
-    """The size to buy; without one the fastest at the largest measured size, or what is not shown to be slower
-    than it and trains as plain data parallelism does."""
+    """The size to buy; without one the fastest at the largest measured size, or, if it is not shown to be
+    slower than that, what trains as plain data parallelism does."""
     if bought.choice is not None:
         chosen = (one for one in piece.measured if one[1].figures.cell.id == bought.choice.cell_id)
         return next(chosen, None)
@@ -90,48 +93,52 @@ def _figure(times: Metric | None) -> str:
     return f"{number(times.value)}{ends}"
 
 
-def _why(bought: SizeToBuy) -> str:
-    """The odds of a size to buy, and why it is this one."""
+def _why(bought: SizeToBuy, curve: Curve) -> str:
+    """The odds of a size to buy, and what the next size would add."""
     choice = bought.choice
     if choice is None:
         return ""
     odds = choice.odds.get(choice.gpus) if choice.odds else None
-    sure = "" if odds is None else f" in {whole_percent(odds)} of resamples"
-    return f", the size to buy{sure}: {bought.why}"
+    if odds is None:
+        return f", the size to buy: {bought.why}"
+    beyond = knee(curve).beyond
+    more = "no measured size stops paying"
+    if beyond is not None:
+        ideal = beyond.larger / beyond.smaller - 1
+        more = f"growing to {beyond.larger:,} adds {whole_percent(beyond.marginal.value * ideal)}"
+        more += f" of an ideal {whole_percent(ideal)}"
+    return f", the size to buy in {whole_percent(odds)} of resamples: {more}"
 
 
 def _others(piece: Piece, lead: Named, smallest: float) -> Iterator[str]:
     """How the other strategies do on as many devices, the fastest first."""
-    others = [
-        one for one in piece.measured if one[1].gpus == lead[1].gpus and one[0].key.label != lead[0].key.label
-    ]
-    others.sort(key=rate, reverse=True)
-    alike = [one for one in others if side(_ratio(lead, one), smallest) is None]
-    if alike:
-        are = "is" if len(alike) == 1 else "are"
-        told = [f"{curve.key.label} ({_figure(_times((curve, point)))})" for curve, point in alike]
-        yield f"{listed(told)} {are} not shown to be faster or slower"
-    apart = [one for one in others if one not in alike]
-    for other in apart[:_MOST_OTHERS]:
-        yield _apart(lead, other)
-    if len(apart) > _MOST_OTHERS:
-        yield f"{count(len(apart) - _MOST_OTHERS, 'other')} below these"
+    others = [one for one in piece.measured if one[1].gpus == lead[1].gpus and one[0] is not lead[0]]
+    sides = grouped(
+        (side(_ratio(lead, one), smallest), one) for one in sorted(others, key=rate, reverse=True)
+    )
+    if alike := [
+        f"{curve.key.label} ({_figure(_times((curve, point)))})" for curve, point in sides.get(None, ())
+    ]:
+        yield f"not shown to be faster or slower: {listed(alike)}"
+    for one in sides.get("above", ()):
+        unlike = differences_in_training(one[1].figures, {lead[1].figures.cell.precision})
+        otherwise = f", but {listed(unlike)}: compare the loss" if unlike else ""
+        yield f"{one[0].key.label} is {_figure(_ratio(lead, one))} times as fast as that{otherwise}"
+    if slower := [_slower(lead, one) for one in sides.get("below", ())]:
+        yield f"slower: {listed(slower, most=_MOST_OTHERS)}"
+
+
+def _slower(lead: Named, other: Named) -> str:
+    """`fsdp, 52.0 % of its rate, because its exchange is not hidden`."""
+    because = _because(lead[1].figures, other[1].figures)
+    return f"{other[0].key.label}, {percent(_ratio(lead, other).value)} of its rate{because}"
 
 
 def _ratio(lead: Named, other: Named) -> Metric:
-    """The throughput of another over that of the configuration."""
+    """The ratio of throughputs, `other` over `lead`."""
     mine, its = lead[1].figures, other[1].figures
     work = its.cell.global_batch / mine.cell.global_batch
     return ratio_of_runs(mine.run_step_ns, its.run_step_ns, "ratio").times(work)
-
-
-def _apart(lead: Named, other: Named) -> str:
-    mine, its, ratio = lead[1].figures, other[1].figures, _ratio(lead, other)
-    if ratio.value < 1:
-        return f"{other[0].key.label} reaches {percent(ratio.value)} of that{_because(mine, its)}"
-    unlike = differences_in_training(its, {mine.cell.precision})
-    otherwise = f", but {listed(unlike)}: compare the loss" if unlike else ""
-    return f"{other[0].key.label} is {_figure(ratio)} times as fast as that{otherwise}"
 
 
 def _second_choice(piece: Piece, lead: Named) -> Iterator[str]:
@@ -146,8 +153,8 @@ def _second_choice(piece: Piece, lead: Named) -> Iterator[str]:
     if found:
         size, _, curve, efficiency, unlike = max(found, key=lambda one: one[:2])
         yield (
-            f"second choice, if its loss is as good: {curve.key.label}, which {listed(unlike)}, pays up to "
-            f"{size:,} ({percent(efficiency.value)} there)"
+            f"if its loss is as good, {curve.key.label}, which {listed(unlike)}, pays up to {size:,} "
+            f"({percent(efficiency.value)} there)"
         )
 
 
@@ -162,12 +169,12 @@ def _because(mine: CellFigures, its: CellFigures) -> str:
         more -= other.part_ns.get(part, 0.0) / mine.cell.global_batch
         if more > longer / 2 > 0:
             encodes = part == "compute" and its.cell.compresses
-            return f": {'it encodes and decodes' if encodes else words}"
+            return f", because {'it encodes and decodes' if encodes else words}"
     return ""
 
 
 def _trade(study: StudyFigures, sizes: Sequence[SizeToBuy]) -> Iterator[str]:
-    """What the larger of two sizes gains and costs, where weak and strong scaling name two."""
+    """Weigh the two sizes to buy that weak and strong scaling name."""
     costs = {cost.cell.id: cost for cost in cell_costs(study)}
     named = [costs[one.choice.cell_id] for one in sizes if one.choice]
     by_size = sorted({cost.cell.gpus: cost for cost in named}.values(), key=lambda one: one.cell.gpus)

@@ -35,7 +35,7 @@ NOTHING = "No cell has a figure: the reasons are under Failures and skips."
 class WorkloadVerdict:
     workload: str
     answer: str | None
-    """What to use, its speed-up and how the others compare, in a sentence; None without a measured figure."""
+    """The sentence that `answer` makes; None without a measured figure."""
     scalings: tuple[Scalability, ...]
     slow_ranks: str | None
     """A clause on the persistently slow ranks of the largest measured cell that has some; None without
