@@ -168,7 +168,7 @@ def cost_rows(documents: Sequence[Document]) -> list[list[str]]:
         rows.append(
             [
                 job.job_id,
-                place(job.placement),
+                _held(job),
                 str(len(job.cells)),
                 duration(job.estimate_s * 1e9),
                 duration(job.time_limit_s * 1e9),
@@ -176,6 +176,13 @@ def cost_rows(documents: Sequence[Document]) -> list[list[str]]:
             ]
         )
     return rows
+
+
+def _held(job: Job) -> str:
+    """`1 x 1, 8 GPUs held`, where a job holds more than it uses."""
+    held = job.billed_gpus or 0
+    more = f", {count(held, 'GPU')} held" if held > job.placement.gpus else ""
+    return f"{place(job.placement)}{more}"
 
 
 def cost_lines(documents: Sequence[Document], price: SitePrice | None, *, gpus: bool) -> list[str]:

@@ -209,6 +209,9 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         None
     )
     report_job: Annotated[Switch, option("have a last job write the report [=false]")] = None
+    scripts: Annotated[
+        Switch, option("with --dry-run, print the script of every job, not only the first [=false]")
+    ] = None
     apply: Annotated[Switch, option("hand Kubernetes manifests to kubectl, not only to stdout [=false]")] = (
         None
     )

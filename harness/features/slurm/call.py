@@ -109,6 +109,14 @@ def _known_site(options: StudyFile) -> tuple[SiteProfile, str | None, str | None
         return site, None, f"the GPUs of a node are not known: give --gpus-per-node ({error})"
 
 
+def _differing(first: Document, other: Document) -> str:
+    """The lines of a script that another one lacks, where both have the name of the first."""
+    theirs = other.text.replace(other.job.name, first.job.name).replace(other.job.job_id, first.job.job_id)
+    known = set(first.text.splitlines())
+    lines = (line.removeprefix("#SBATCH ") for line in theirs.splitlines() if line not in known)
+    return " ".join(lines) or "none"
+
+
 class SlurmCall(JobCall):
     """The jobs of one `bench matrix --launcher slurm` call."""
 
@@ -165,9 +173,13 @@ class SlurmCall(JobCall):
             self._console.result(line)
         if documents:
             self._console.table(COST_HEADS, cost_rows(documents), numeric=COST_NUMERIC)
-        for document in documents:
+        for document in documents if self._options.scripts else documents[:1]:
             self._console.result(f"\n# {document.job.name}")
             self._console.result(document.text)
+        if len(documents) > 1 and not self._options.scripts:
+            self._console.result("\nother scripts, by what differs from this one (--scripts prints them)")
+            rows = [(one.job.job_id, _differing(documents[0], one)) for one in documents[1:]]
+            self._console.table(("job", "lines"), rows, numeric=(False, False))
 
     def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int:
         """Submit jobs that are left, under the study's lock. Returns the exit code: 1 if one is refused."""

@@ -153,7 +153,7 @@ class SlurmLauncher(JobLauncher):
     options = frozenset(
         {
             *("site", "partition", "account", "qos", "cpus_per_gpu", "time"),
-            *("jobs_per_cell", "feed", "max_gpu_hours", "report_job"),
+            *("jobs_per_cell", "feed", "max_gpu_hours", "report_job", "scripts"),
         }
     )
 
