@@ -60,20 +60,21 @@ def _of_one_partition(site: SiteProfile, having: Sequence[NodeGroup]) -> list[No
     """The nodes of the partition of the profile, of the default one, or of the only one that is up."""
     if site.partition is not None:
         chosen = [group for group in having if group.partition in names_in(site.partition)]
-        return _some(chosen, site, f"the partition {site.partition}")
-    up = [group for group in having if group.is_up]
-    chosen = _some([group for group in up if group.is_default] or up, site, "a partition that is up")
+        _require_some(chosen, site, f"the partition {site.partition}")
+        return chosen
+    default = [group for group in having if group.is_default]
+    chosen = default or [group for group in having if group.is_up]
+    _require_some(chosen, site, "a partition that is up")
     names = dict.fromkeys(group.partition for group in chosen)
     if len(names) > 1:
         raise UsageError(f"the partitions {', '.join(names)} have GPUs: name one with --partition")
     return chosen
 
 
-def _some(chosen: list[NodeGroup], site: SiteProfile, where: str) -> list[NodeGroup]:
+def _require_some(chosen: Sequence[NodeGroup], site: SiteProfile, where: str) -> None:
     if not chosen:
         what = site.gpu_type or "GPUs"
         raise UsageError(f"no node of {where} has {what}: name another with --partition, or --device cpu")
-    return chosen
 
 
 def _equal_nodes(site: SiteProfile, groups: Sequence[NodeGroup]) -> _Nodes:

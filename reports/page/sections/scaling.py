@@ -122,7 +122,7 @@ def efficiency_chart(
             y_most=MOST,
             note=f"Crosses: no result of {listed(named, most=6, last='; ')}." if named else "",
             width=820 if first else _width(curves),
-            height=260 if first else 330 if _width(curves) > FEW_WIDTH else 240,
+            height=220 if first else 330 if _width(curves) > FEW_WIDTH else 240,
         )
     )
 

@@ -1,4 +1,4 @@
-"""The first screen: what was asked and where it ran, the answers, their trust, and what to run next.
+"""The first screen: the answers, their trust, what to run next, and what was asked and where it ran.
 
 A row for each workload and rule of scaling names the size to buy, how well it scales, what an epoch takes,
 and how sure that is. A drawing of the first row follows, with three sentences: where growing stops paying,
@@ -88,9 +88,10 @@ def summary_section(study: StudyFigures) -> Section:
 def _blocks(study: StudyFigures, every: Sequence[Shown]) -> Iterator[Block]:
     answers = [(one.workload, one.answer) for one in verdict(study).workloads if one.answer]
     for workload, words in answers[:_MOST_TOLD]:
-        yield Paragraph(f"{workload}: {words}" if len(answers) > 1 else words, "finding")
-    yield Paragraph(asked_text(study), "plain" if answers else "finding")
-    yield Paragraph(f"{ran(study)}; page by bench {VERSION}{called(study)}", "plain")
+        first, _, others = words.removesuffix(".").partition("; ")
+        yield Paragraph(f"{workload}: {first}." if len(answers) > 1 else f"{first}.", "finding")
+        if others:
+            yield Paragraph(f"{capital(others)}.", "plain")
     then = next_run(study)
     subject = f"{then.workload}: " if then and len({one.bought.workload for one in every}) > 1 else ""
     command: tuple[Block, ...] = ()
@@ -100,12 +101,17 @@ def _blocks(study: StudyFigures, every: Sequence[Shown]) -> Iterator[Block]:
         command = (Paragraph("No further run is needed for these answers.", "plain"),)
     if every:
         yield Answers(_QUESTIONS, tuple(_answer(study, one) for one in every[:_MOST_ROWS]))
-        yield Paragraph(" ".join(_beside_the_answers(study, every)), "plain")
     else:
         yield Paragraph(NOTHING_SUCCEEDED, "none")
     yield Row((Tiles((*_slow_tile(study), _trust_tile(study))), *command))
-    if not every:
-        return
+    if every:
+        yield from _growth(study, every)
+    told = (asked_text(study), f"{capital(ran(study))}; page by bench {VERSION}{called(study)}.")
+    yield Paragraph(" ".join((*told, *_beside_the_answers(study, every))), "plain")
+
+
+def _growth(study: StudyFigures, every: Sequence[Shown]) -> Iterator[Block]:
+    """The drawing of the first row with its sentences, and the sentences of the others."""
     first = every[0]
     bought = first.bought
     points = Points(tuple(_sentences(study, first)))

@@ -31,4 +31,4 @@ def test_the_soak_collects_its_tests_without_an_error() -> None:
         collect = ["-n", "0", "--collect-only", "-q", "-p", "no:cacheprovider"]
         found = [sys.executable, "-m", "pytest", *words[place + 1 :], *collect]
         done = subprocess.run(found, cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout[-3000:]
+        assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
