@@ -116,6 +116,7 @@ def test_every_option_can_stand_in_a_study_file(tmp_path) -> None:
     time: 2h
     jobs_per_cell: true
     feed: wait
+    scripts: true
     max_gpu_hours: 100
     report_job: true
     apply: false

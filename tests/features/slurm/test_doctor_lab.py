@@ -29,7 +29,7 @@ def test_without_a_profile_a_plan_has_the_nodes_of_the_cluster(lab, tmp_path, ca
     assert run(call) == 0
     said = capsys.readouterr()
     assert "Slurm says: 4 nodes of 8 h100 and 16 CPUs in partition main" in said.out
-    assert "#SBATCH --nodes=4" in said.out
+    assert "0003-4x8  --nodes=4" in said.out
     assert "--gres=gpu:32" not in said.out
 
 
