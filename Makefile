@@ -21,7 +21,6 @@ export PYTHONDONTWRITEBYTECODE :=
 
 demo: $(VENV)/.installed
 	$(BIN)/bench matrix docs/studies/demo.yaml
-	$(BIN)/bench report runs/demo
 
 test: lint types contracts
 	$(PYTEST) -m "$(if $(SLOW),not long,not slow)"
