@@ -99,6 +99,7 @@ def test_what_is_silently_not_done_ends_the_run(whole_runs, size, fields, broken
     assert reason in found[0]["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "fields"),
     [

@@ -193,6 +193,7 @@ FP16: Fields = {"micro_batch": 4, "optimizer": "sgd:lr=0.001", "precision": "fp1
 AFTER = "in a step after the timed blocks, from step"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutation", "fields", "reason"),
     [

@@ -32,6 +32,7 @@ def test_a_model_from_outside_is_proven(proofs, model, more) -> None:
     assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     [
