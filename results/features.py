@@ -46,9 +46,9 @@ class Command(NamedTuple):
     group: CommandGroup
     """Its heading there."""
     meant_by: tuple[str, ...] = ()
-    """Words that others use for it: a call of one of them gets its name."""
+    """Words of other tools: the error for an unknown command of such a word names this one."""
     removes: bool = False
-    """Whether it removes or ends something, so that no misspelt call gets its name."""
+    """Whether it removes or ends something: no error names it for a misspelt command."""
     passes: str = ""
     """How its call passes the option {} on to `bench matrix`; empty if it passes none on."""
 

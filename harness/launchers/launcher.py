@@ -57,10 +57,10 @@ class LauncherCall(ABC):
 
     @abstractmethod
     def show(self, study: Study, plan: Plan, code: CodeVersion) -> None:
-        """`--dry-run`: print the plan and what would be started on stdout. Writes nothing, asks nobody."""
+        """`--dry-run`: print the plan and what would be started on stdout. Writes nothing."""
 
     def check(self, study: Study, plan: Plan, code: CodeVersion) -> None:
-        """Refuse what cannot be done, before anything is written. `--dry-run` calls it too: it asks nobody.
+        """Refuse what cannot be done, before anything is written. `--dry-run` calls it too.
 
         Raises UsageError for a wrong call, and MachineError for what this machine lacks.
         """

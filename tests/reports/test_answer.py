@@ -39,7 +39,7 @@ def test_the_speed_up_is_named_and_what_the_others_reach_with_the_reason(planted
 
 def test_two_sizes_of_weak_and_strong_scaling_are_weighed_in_time_and_money() -> None:
     first, trade = answered(large_study(seed=7)).rstrip(".").split(" of resamples")[1].split(". 8 GPUs ")
-    assert "growing to 16 adds" in first
+    assert "going from 8 to 16 changes throughput by" in first
     assert "if its loss is as good, ddp + powersgd:4, which compresses its gradients, pays up to 256" in first
     assert "for an epoch at a global batch of 64; 128 GPUs take" in trade
     assert "% dearer, if the larger batch trains as well" in trade
@@ -50,3 +50,15 @@ def test_a_study_of_stand_ins_has_no_answer(planted) -> None:
     planted.plan()
     planted.runs(cell, [10.0, 10.1], evidence=Evidence.EMULATED)
     assert answered(planted.analysed()) is None
+
+
+def test_where_no_growth_pays_the_single_device_is_named_with_the_growth(new_study, tmp_path) -> None:
+    planted = new_study(tmp_path / "study", device="cuda")
+    [single] = planted.series("weak", "single", [1], batch=8)
+    ddp = planted.series("weak", "ddp", [2, 4], batch=8)
+    planted.plan()
+    for cell, ms in zip((single, *ddp), (10.0, 19.0, 38.0), strict=True):
+        planted.runs(cell, [ms, 1.001 * ms, 0.999 * ms])
+    told = answered(planted.analysed())
+    assert told.startswith("single on 1 GPU has ")
+    assert "the size to buy in 100 % of resamples: going from 1 to 2 changes throughput by +5 %" in told

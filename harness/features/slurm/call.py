@@ -226,6 +226,7 @@ class SlurmCall(JobCall):
         self, study: Study, plan: Plan, code: CodeVersion, most_s: float, files: Mapping[str, Path]
     ) -> int:
         """Submit one job that makes this call again, unless a job of the study lives."""
+        self.check(study, plan, code)
         site, limit_s = self._site, self.limit_of_call_s(self._site.time, most_s)
         placement = placement_of(max(plan.cells, key=lambda cell: cell.gpus), plan.request.gpus_per_node)
         with study_lock(study.root):

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 
 from reports.analysis.budget import BudgetPart, budget
 from reports.analysis.cost import CellCost, cell_costs
-from reports.analysis.effect import side
+from reports.analysis.effect import sides
 from reports.analysis.figures import CellFigures, differences_in_training
 from reports.analysis.knee import knee
-from reports.analysis.scaling import Curve, Named, Piece, piece_of, rate
+from reports.analysis.scaling import Named, Piece, piece_of, rate, ties
 from reports.analysis.size_to_buy import SizeToBuy
 from reports.analysis.study import StudyFigures
 from reports.text import devices, duration, listed, metric, number, percent, whole_percent
@@ -43,9 +43,7 @@ def answer(study: StudyFigures, sizes: Sequence[SizeToBuy]) -> str | None:
         lead = _lead(piece, bought, smallest) if piece else None
         if piece is not None and lead is not None:
             others = _others(piece, lead, smallest)
-            first = "; ".join(
-                [f"{_speed_up(lead)}{_why(bought, lead[0])}", *others, *_second_choice(piece, lead)]
-            )
+            first = "; ".join([f"{_speed_up(lead)}{_why(bought)}", *others, *_second_choice(piece, lead)])
             return ". ".join([first, *_trade(study, sizes)]) + "."
     return None
 
@@ -58,7 +56,7 @@ def _lead(piece: Piece, bought: SizeToBuy, smallest: float) -> Named | None:
         return next(chosen, None)
     largest = max((point.gpus for _, point in piece.measured), default=0)
     there = sorted((one for one in piece.measured if one[1].gpus == largest), key=rate, reverse=True)
-    level = [one for one in there if side(_ratio(one, there[0]), smallest) != "above"]
+    level = [one for one in there if ties(there[0][1].figures, one[1].figures, smallest)]
     plain = (one for one in level if not differences_in_training(one[1].figures, ()))
     return next(plain, next(iter(there), None))
 
@@ -93,39 +91,36 @@ def _figure(times: Metric | None) -> str:
     return f"{number(times.value)}{ends}"
 
 
-def _why(bought: SizeToBuy, curve: Curve) -> str:
-    """The odds of a size to buy, and what the next size would add."""
+def _why(bought: SizeToBuy) -> str:
+    """The odds of a size to buy, and why it is this one, without the words on the place of its knee."""
     choice = bought.choice
-    if choice is None:
+    if choice is None or bought.why is None:
         return ""
     odds = choice.odds.get(choice.gpus) if choice.odds else None
-    if odds is None:
-        return f", the size to buy: {bought.why}"
-    beyond = knee(curve).beyond
-    more = "no measured size stops paying"
-    if beyond is not None:
-        ideal = beyond.larger / beyond.smaller - 1
-        more = f"growing to {beyond.larger:,} adds {whole_percent(beyond.marginal.value * ideal)}"
-        more += f" of an ideal {whole_percent(ideal)}"
-    return f", the size to buy in {whole_percent(odds)} of resamples: {more}"
+    sure = "" if odds is None else f" in {whole_percent(odds)} of resamples"
+    return f", the size to buy{sure}: {bought.why.partition(': ')[2] or bought.why}"
 
 
 def _others(piece: Piece, lead: Named, smallest: float) -> Iterator[str]:
-    """How the other strategies do on as many devices, the fastest first."""
-    others = [one for one in piece.measured if one[1].gpus == lead[1].gpus and one[0] is not lead[0]]
-    sides = grouped(
-        (side(_ratio(lead, one), smallest), one) for one in sorted(others, key=rate, reverse=True)
-    )
-    if alike := [
-        f"{curve.key.label} ({_figure(_times((curve, point)))})" for curve, point in sides.get(None, ())
-    ]:
+    """How the other strategies do on as many devices, the fastest first, judged together."""
+    there = [one for one in piece.measured if one[1].gpus == lead[1].gpus and one[0] is not lead[0]]
+    others = sorted(there, key=rate, reverse=True)
+    judged = sides([(_sample_ns(lead), _sample_ns(one)) for one in others], smallest)
+    by_side = grouped(zip(judged, others, strict=True))
+    if alike := [f"{one[0].key.label} ({_figure(_times(one))})" for one in by_side.get(None, ())]:
         yield f"not shown to be faster or slower: {listed(alike)}"
-    for one in sides.get("above", ()):
+    for one in by_side.get("above", ()):
         unlike = differences_in_training(one[1].figures, {lead[1].figures.cell.precision})
         otherwise = f", but {listed(unlike)}: compare the loss" if unlike else ""
         yield f"{one[0].key.label} is {_figure(_ratio(lead, one))} times as fast as that{otherwise}"
-    if slower := [_slower(lead, one) for one in sides.get("below", ())]:
+    if slower := [_slower(lead, one) for one in by_side.get("below", ())]:
         yield f"slower: {listed(slower, most=_MOST_OTHERS)}"
+
+
+def _sample_ns(named: Named) -> list[float]:
+    """The time of a sample in each run."""
+    figures = named[1].figures
+    return [ns / figures.cell.global_batch for ns in figures.run_step_ns]
 
 
 def _slower(lead: Named, other: Named) -> str:
@@ -136,9 +131,7 @@ def _slower(lead: Named, other: Named) -> str:
 
 def _ratio(lead: Named, other: Named) -> Metric:
     """The ratio of throughputs, `other` over `lead`."""
-    mine, its = lead[1].figures, other[1].figures
-    work = its.cell.global_batch / mine.cell.global_batch
-    return ratio_of_runs(mine.run_step_ns, its.run_step_ns, "ratio").times(work)
+    return ratio_of_runs(_sample_ns(lead), _sample_ns(other), "ratio")
 
 
 def _second_choice(piece: Piece, lead: Named) -> Iterator[str]:
