@@ -42,7 +42,7 @@ planted: $(VENV)/.installed-dev
 	$(BIN)/python tests/planted/plant.py $(WORDS)
 
 # How often the size that a report names is the true one, and the band of a replay holds the truth, on generated studies
-# (docs/costs.md, docs/projection.md).
+# (docs/evidence.md).
 knee: $(VENV)/.installed
 	$(BIN)/python tests/reports/knee_quality.py
 	for table in $(wildcard tests/features/*/bands.py); do $(BIN)/python $$table || exit; done
@@ -118,7 +118,7 @@ $(ENGINES)/.installed: $(VENV)/.installed-dev
 	  --constraint constraints.txt 'deepspeed==0.19.8'
 	touch $@
 
-# The speed and memory goals of docs/performance.md, measured on this machine.
+# The speed and memory goals of docs/evidence.md, measured on this machine.
 perf: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/perf tests/features/*/test_*_speed.py -s
 

@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 docs/studies/convergence.py
 
-prints the table of docs/convergence.md. The model, its start, the order of the data and the optimizer are
+prints the table of docs/evidence.md. The model, its start, the order of the data and the optimizer are
 the same for every compressor of a seed; the exchange alone differs. DGC does the momentum itself, before it
 compresses, so that the optimizer behind it has none.
 """

@@ -3,7 +3,7 @@
     python docs/studies/drills.py FOLDER [worker|bench|node|back|torchft|torchft-back ...]
 
 does each of these kinds five times (without names the first four), in turn, and prints the table of
-docs/recovery.md after each round. FOLDER keeps the studies. `node` and `back` need root, as virtual nodes
+docs/evidence.md after each round. FOLDER keeps the studies. `node` and `back` need root, as virtual nodes
 with a link do. The kinds of torchft train the same model without `bench`, in an environment that has torchft
 as well.
 

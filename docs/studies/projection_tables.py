@@ -1,4 +1,4 @@
-"""Score the laws of `bench project` on published scaling tables (docs/projection.md), and learn their bands.
+"""Score the laws of `bench project` on published scaling tables (docs/evidence.md), and learn their bands.
 
     python docs/studies/projection_tables.py TABLE.csv            # score the laws and bands that are shipped
     python docs/studies/projection_tables.py TABLE.csv --learn    # write the residuals of TABLE.csv first
@@ -164,7 +164,7 @@ def _slope(series: Sequence[Series]) -> float | None:
 
 
 def report(found: Sequence[Prediction], residuals: Residuals) -> Iterator[str]:
-    """The tables of docs/projection.md, a line at a time."""
+    """The tables of docs/evidence.md, a line at a time."""
     answered = [one for one in found if one.refused is None]
     yield f"{len(answered)} of {len(found)} predictions are answered.\n"
     yield "| family | distance | answered | median error | of constant | in the band | median width |"

@@ -3,7 +3,7 @@
     python docs/studies/tuning_batch.py FOLDER [GROUP ...]
 
 runs the groups of cases (all, or those with these numbers) that FOLDER does not have yet, and prints the
-table of docs/tuning.md of all that it has. The scan runs one micro-batch after another in its own study,
+table of docs/evidence.md of all that it has. The scan runs one micro-batch after another in its own study,
 which the search does not see. The study of the search then runs 200 steps with the batch that was found,
 under the whole limit.
 """

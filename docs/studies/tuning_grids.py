@@ -1,4 +1,4 @@
-"""The search of `bench tune` on exhaustive grids of real runs on CPU (docs/tuning.md).
+"""The search of `bench tune` on exhaustive grids of real runs on CPU (docs/evidence.md).
 
     python docs/studies/tuning_grids.py record FOLDER [WORKLOAD ...]
     python docs/studies/tuning_grids.py replay FOLDER

@@ -1,4 +1,4 @@
-"""The search of `bench tune` on simulated surfaces, against other searches (docs/tuning.md).
+"""The search of `bench tune` on simulated surfaces, against other searches (docs/evidence.md).
 
     python docs/studies/tuning_surfaces.py [SURFACES [FIRST]]
 

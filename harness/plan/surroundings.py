@@ -52,7 +52,7 @@ SHARE = 0.95
 """Share of the memory that a prediction may take."""
 RESERVE_BYTES: Mapping[Device, int] = {"cpu": 64 * MIB, "cuda": 1024 * MIB}
 """Memory that a prediction does not count: stacks of threads, buffers of libraries and of the backend, the
-CUDA context. On CPU 6 to 28 MiB were measured (docs/memory.md)."""
+CUDA context. On CPU 6 to 28 MiB were measured (docs/evidence.md)."""
 GROWTH_BYTES = 6 * MIB
 """Address space that a short run on CPU leaves free, because heaps are fragmented: a worker grew by 3.5 MiB
 in 200 steps of gpt-nano, and equal runs differ by 2 MiB."""

@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def amount() -> Callable[..., int]:
-    """`amount(100, brief=2)` is 100, as docs/performance.md has it, or 2 where PERF_BRIEF is set.
+    """`amount(100, brief=2)` is 100, as docs/evidence.md has it, or 2 where PERF_BRIEF is set.
 
     A brief run shows that a benchmark works, and measures nothing.
     """

@@ -1,7 +1,7 @@
 """Two ways of the same work against each other: steps of ours and of torch, our all-reduces and theirs.
 
 Both sides work in the same rank processes, in blocks A B B A, on the same batches over the same backend. A
-block lasts from a barrier to the last rank. The goals are in docs/performance.md.
+block lasts from a barrier to the last rank. The goals are in docs/evidence.md.
 """
 
 from __future__ import annotations

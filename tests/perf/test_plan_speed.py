@@ -1,4 +1,4 @@
-"""How fast a matrix is planned: at most a second for 10,000 cells (figures: docs/performance.md)."""
+"""How fast a matrix is planned: at most a second for 10,000 cells (figures: docs/evidence.md)."""
 
 from __future__ import annotations
 

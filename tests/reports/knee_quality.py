@@ -1,4 +1,4 @@
-"""How often the named size is the true one, and whether its odds are: tables of docs/costs.md (`make knee`).
+"""How often the named size is the true one, and whether its odds are, for docs/evidence.md (`make knee`).
 
 A generated study has the sizes 1, 2, ..., 128 under weak scaling. The yields of its growths are uniform in
 [0, 1], in the first table at least 0.1 from `PAYS_FROM`; the step times of its runs are normal about the true

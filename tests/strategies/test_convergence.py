@@ -1,4 +1,4 @@
-"""Compressors train: held-out digits after a fixed budget, as in docs/convergence.md but with fewer seeds."""
+"""Compressors train: held-out digits after a fixed budget, as in docs/evidence.md but with fewer seeds."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def _welch(new: Floats, base: Floats, alpha: float) -> tuple[float, float, float
 
 LOOKS = 4
 PAIRS_A_LOOK = 6
-"""Pairs before the first look, and between two looks (docs/gate.md compares other numbers)."""
+"""Pairs before the first look, and between two looks."""
 FEWEST_PAIRS = 4
 """The fewest pairs for an interval: three give a t of 2 degrees of freedom."""
 FEWEST_QUADS = 4

@@ -12,7 +12,7 @@ over the level before and the level after. Changes of several series of a machin
 pooled: the logarithms of their likelihoods add up, and count as those of fewer series where the noise of the
 series is correlated. So the series of a study do not contradict each other on one change. Nights after it may
 narrow the range. Where a slope explains the nights as well as a step, the change is a drift, which has no
-place and so no commits. docs/gate.md has the measured error rates.
+place and so no commits. docs/evidence.md has the measured error rates.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ BEFORE = 30
 FEWEST_BEFORE = 8
 """The fewest nights before a change, because fewer do not show the noise."""
 THRESHOLD = 4.5
-"""Standard errors, chosen by simulation (docs/gate.md)."""
+"""Standard errors, chosen by simulation (docs/evidence.md)."""
 SMALLEST = 0.03
 """Changes below this share are not reported: seasonal effects and drift are as large as this."""
 AROUND = 15

@@ -1,6 +1,6 @@
 """How often the search for change points errs, on simulated histories that are looked at every night.
 
-`python tests/features/gate/history_quality.py SERIES [NOISE]` prints the tables of docs/gate.md, for nights
+`python tests/features/gate/history_quality.py SERIES [NOISE]` prints tables of docs/evidence.md, for nights
 that vary by NOISE (0.02); `... ranges HISTORIES` the odds of ranges, and how often they hold the true commit.
 """
 

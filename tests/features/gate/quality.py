@@ -6,7 +6,7 @@
 
 `collect` makes calls in a clone of HEAD and appends a line of JSON to LEDGER for each completed one, with its
 pairs and the share of the cores that other processes took. LEDGER is by default `ledger.jsonl` in the folder
-of this script. `report` prints the tables of docs/gate.md from the calls during which others took at most
+of this script. `report` prints the tables of docs/evidence.md from the calls during which others took at most
 `--others-above` of the cores; it draws thousands of further calls from the recorded step times. `simulate`
 prints how long a default call takes and what it finds, by the deviation of a quad in its pair.
 """

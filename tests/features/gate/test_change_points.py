@@ -28,7 +28,7 @@ def test_a_step_is_found_at_its_night_within_eight_nights() -> None:
         values[40:] *= 1.10
         changes = [change for change in change_points(values) if abs(change.at - 40) <= 2]
         found += bool(changes) and changes[0].seen_at < 48 and 0.06 < changes[0].effect < 0.14
-    # docs/gate.md: 98.5 %. Fewer than 35 of 40 would be seen in 1 of 100 such tests.
+    # docs/evidence.md: 98.5 %. Fewer than 35 of 40 would be seen in 1 of 100 such tests.
     assert found >= 35
 
 

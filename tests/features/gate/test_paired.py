@@ -31,7 +31,7 @@ from harness.features.gate.reduce import merged_side
 
 MARGIN = 0.05
 PAIR_SD = 0.022
-"""Pairs with identical code on a quiet machine of two cores vary a little less: 2.0 %, docs/gate.md."""
+"""Pairs with identical code on a quiet machine of two cores vary a little less: 2.0 %, docs/evidence.md."""
 
 
 def block(side: Side, ns: float, foreign: float | None = 0.0) -> PairedBlock:

@@ -106,7 +106,7 @@ def test_each_planted_edit_still_matches_the_source() -> None:
 
 @pytest.mark.slow
 def test_the_odds_of_generated_histories_are_calibrated() -> None:
-    """docs/gate.md has 1,600 studies."""
+    """docs/evidence.md has 1,600 studies."""
     random, said = np.random.default_rng(7), []
     for _ in range(60):
         found, at = history_quality.history_with_step(random, "outliers", 2, 0.5)

@@ -1,4 +1,4 @@
-"""How often the band of a replay holds the true step time: a figure of docs/projection.md (`make knee`).
+"""How often the band of a replay holds the true step time: a figure of docs/evidence.md (`make knee`).
 
 Replays miss the true step time by a random walk over the doublings.
 """

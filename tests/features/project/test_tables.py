@@ -1,4 +1,4 @@
-"""The script that scores laws on published tables and learns their residuals (docs/projection.md)."""
+"""The script that scores laws on published tables and learns their residuals (docs/evidence.md)."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ a fault has met, and end as that fault lets it.
 SOAK_ROUNDS says how many rounds each place has (1), SOAK_SEED where their faults and moments begin. The
 default seed draws what does not wait for long on Slurm. With SOAK_LEDGER, each round adds a line to that
 file, and a round that is in it without a failure is not repeated, so that a long soak can be stopped and
-continued (`make soak`; docs/faults.md has the results).
+continued (`make soak`; docs/evidence.md has the results).
 """
 
 from __future__ import annotations

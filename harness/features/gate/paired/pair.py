@@ -40,13 +40,13 @@ from results.store import Study, utc_now
 
 BLOCK_S = 0.05
 """About the length of a block, and one step at least. The speed of a machine hardly changes within about 0.1
-s, and what two blocks share of it cancels if one follows the other at once (docs/gate.md has other
+s, and what two blocks share of it cancels if one follows the other at once (docs/evidence.md has other
 lengths)."""
 QUADS_S = 8.0
 """Seconds after which a pair that has the minimum number of quads of a cell begins no further one."""
 ENOUGH = 0.008
 """The standard error of a pair's quads at which further quads add little: about the deviation between process
-groups of identical code (0.9 %, docs/gate.md), which quads cannot lower."""
+groups of identical code (0.9 %, docs/evidence.md), which quads cannot lower."""
 GRACE_S = 30.0
 """Seconds for a side to end after it was asked to: its `bench` ends its workers first."""
 POLL_S = 0.1
