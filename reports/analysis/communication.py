@@ -6,18 +6,18 @@ its variation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
 from reports.analysis.budget import CellBudget, budget
 from reports.analysis.figures import CellFigures
-from reports.text import devices, metric, percent, si, size
+from reports.text import count, devices, metric, percent, si, size
 from results.cell import Cell
 from results.derivation.communication import bus_factor
 from results.grouping import grouped
 from results.outcome import Evidence
-from results.run import BudgetMethod, Communication, OperationSummary
+from results.run import Communication
 from results.statistics import Metric
 
 UNSTEADY_ABOVE = 2.0
@@ -44,14 +44,10 @@ class PooledLinkPeak:
         ends = f" ({lowest} to {highest})" if lowest != highest else ""
         return f"{si(self.bytes_per_s, 'B/s')}{ends}"
 
-    @property
-    def steady(self) -> bool:
-        """Whether the peaks of the launches agree well enough that a measured bandwidth may be stated as a
-        share of their median."""
-        return self.highest_bytes_per_s <= UNSTEADY_ABOVE * self.lowest_bytes_per_s
-
 
 LinkPeaks = Mapping[Network, PooledLinkPeak]
+Payloads = Mapping[tuple[str, int], float]
+"""Bytes of a rank by the name of an operation and the size of its group."""
 
 
 def network_of(figures: CellFigures) -> Network:
@@ -63,17 +59,16 @@ def network_of(figures: CellFigures) -> Network:
 
 def link_peaks(cells: Iterable[CellFigures]) -> LinkPeaks:
     """The peak of every network and size on which one was measured."""
-    found: dict[Network, set[float]] = {}
-    for figures in cells:
-        # A launch measures once for all of its runs, so equal figures count once.
-        own = {
-            run.communication.peak_bus_bytes_per_s for run in figures.runs if run.communication is not None
-        }
-        if peaks := {peak for peak in own if peak}:
-            found.setdefault(network_of(figures), set()).update(peaks)
+    found = grouped(
+        (network_of(figures), run.communication.peak_bus_bytes_per_s)
+        for figures in cells
+        for run in figures.runs
+        if run.communication is not None and run.communication.peak_bus_bytes_per_s
+    )
+    # A launch measures once for all of its runs, so equal figures count once.
     return {
         network: PooledLinkPeak(
-            bytes_per_s=median(peaks), lowest_bytes_per_s=min(peaks), highest_bytes_per_s=max(peaks)
+            bytes_per_s=median({*peaks}), lowest_bytes_per_s=min(peaks), highest_bytes_per_s=max(peaks)
         )
         for network, peaks in found.items()
     }
@@ -81,20 +76,14 @@ def link_peaks(cells: Iterable[CellFigures]) -> LinkPeaks:
 
 LIMITS_ABOVE = 0.10
 """Share of a step above which exposed transfer may mean that the network limits the step."""
-FULL_FROM = 0.70
-"""Share of the measured peak from which a link is called full; it is below 1, as nothing else runs in a
-peak."""
-CONTRADICTION_ABOVE = 1.05
-"""Share of the peak above which the bandwidth and the peak contradict each other."""
-FAR_BELOW = 0.50
-"""Share of the peak below which something other than bandwidth limits."""
+FULL_FROM, FAR_BELOW, CONTRADICTION_ABOVE = 0.70, 0.50, 1.05
+"""Shares of the measured peak: from which a link is called full (below 1, as nothing else runs in a peak),
+below which something other than bandwidth limits, and above which the two contradict each other."""
 SMALL_BYTES = 2**16
 """Payload of an operation below which it is called small: 64 KiB take half a millisecond on 1 Gbit/s, not
 much more than starting an operation."""
 SLOW_BELOW = 0.50
 """Share of a link's expected bandwidth below which it is called slow."""
-DISAGREE_ABOVE = 0.20
-"""Share of a step by which two methods of one figure may differ without a remark."""
 ON_LESS_OFF = (
     "how much longer a step takes with the exchange than without it, to the last rank: it contains some "
     "random wait, so it is not the sum of exposed transfer and exposed wait, which are of the mean rank"
@@ -118,19 +107,9 @@ class CellCommunication:
         return self.figures.cell
 
     @property
-    def method(self) -> BudgetMethod | None:
-        """How the exposed transfer was found."""
-        if self.budget is not None:
-            return self.budget.method
-        return "on-off" if self.figures.exposed_ns is not None else None
-
-    @property
     def exposed_ns(self) -> Metric | None:
-        """The difference of on-off blocks over the runs; a single run has the interval of its quads.
-
-        A block without exchange averages the skew of its steps, so part of the difference is wait, not
-        transfer.
-        """
+        """The difference of on-off blocks over the runs; a single run has the interval of its quads. Part of
+        it is wait, because a block without exchange averages the skew of its steps."""
         return self.figures.exposed_ns if len(self.figures.runs) > 1 else self.figures.newest.exposed_ns
 
     @property
@@ -139,162 +118,133 @@ class CellCommunication:
         return self.budget.transfer_ns if self.budget else self.exposed_ns
 
     @property
-    def transfer_share(self) -> float | None:
+    def transfer_share(self) -> Metric | None:
         """Exposed transfer over the step."""
-        return None if self.transfer_ns is None else self.transfer_ns.value / self.figures.step_ns.value
+        step_ns = self.figures.step_ns.value
+        return self.transfer_ns and self.transfer_ns.mapped(lambda ns: ns / step_ns, "ratio")
 
     @property
-    def transfer_text(self) -> str:
-        """Exposed transfer over the step, with the ends of its interval: `34.0 % (27.6 to 42.2)`."""
-        if self.transfer_ns is None or self.transfer_ns.low is None:
-            return percent(self.transfer_share or 0.0)
-        share = self.transfer_ns.mapped(lambda ns: ns / self.figures.step_ns.value, "ratio")
-        return f"{metric(share).value} ({metric(share).ends})"
-
-    @property
-    def wait_ns(self) -> Metric | None:
-        """Time that the mean rank loses because another is slower."""
-        return self.budget.wait_ns if self.budget else None
-
-    @property
-    def total_ns(self) -> float | None:
-        return self.mean("total_ns")
+    def limited(self) -> bool:
+        """Whether enough transfer is exposed to limit the step, and more than by chance."""
+        share = self.transfer_share
+        return share is not None and share.value > LIMITS_ABOVE and (share.low is None or share.low > 0)
 
     @property
     def seen_ns(self) -> float | None:
         """Exposed communication of the mean rank: exposed transfer and, where it is known, exposed wait."""
         if self.transfer_ns is None:
             return None
-        return self.transfer_ns.value + (self.wait_ns.value if self.wait_ns else 0.0)
+        return self.transfer_ns.value + (self.budget.wait_ns.value if self.budget else 0.0)
 
     @property
     def overlap(self) -> float | None:
         """Share of the time in flight that hides behind computation, 0 to 1; None without operations."""
-        if self.seen_ns is None or not self.total_ns:
+        total_ns = self.mean("total_ns")
+        if self.seen_ns is None or not total_ns:
             return None
-        return 1 - min(1.0, max(0.0, self.seen_ns) / self.total_ns)
+        return 1 - min(1.0, max(0.0, self.seen_ns) / total_ns)
 
     @property
-    def disagreement_ns(self) -> float | None:
-        """Communication by on-off blocks less the time blocked, if it exceeds `DISAGREE_ABOVE` of a step.
+    def disagreement(self) -> float:
+        """Communication by on-off blocks less the time blocked, as a share of the step; 0 if one is unknown.
 
         Where a separate thread compresses, an unknown part of the time blocked is waiting for that
         computation, which on-off blocks count as compute. Any value in between then agrees.
         """
         blocked = self.mean("blocked_ns")
-        if self.method != "on-off" or self.seen_ns is None or blocked is None:
-            return None
+        recorded = self.budget is not None and self.budget.method != "on-off"
+        if recorded or self.seen_ns is None or blocked is None:
+            return 0.0
         least = blocked - (self.mean("exchange_cpu_ns") or 0.0)
-        apart = self.seen_ns - min(max(self.seen_ns, least), blocked)
-        return apart if abs(apart) > DISAGREE_ABOVE * self.figures.step_ns.value else None
+        return (self.seen_ns - min(max(self.seen_ns, least), blocked)) / self.figures.step_ns.value
+
+    @property
+    def recorder_share(self) -> float:
+        """The time that the recorder adds to a step, as a share of the step; 0 if it is unknown."""
+        return (self.mean("step_ns") or self.figures.step_ns.value) / self.figures.step_ns.value - 1
 
     @property
     def bus_bytes_per_s(self) -> float | None:
         """Bus bytes of all runs over their transfer time, which weights the runs' bandwidths by that time."""
-        moved = spent_ns = 0.0
-        for one in self.recorded:
-            if one.bus_bytes_per_s is None:
-                return None
-            transfer_ns = sum(
-                operation.transfer_ns or 0.0
-                for operation in one.operations
-                if bus_factor(operation.name, operation.group_size) is not None
-            )
-            moved += one.bus_bytes_per_s * transfer_ns
-            spent_ns += transfer_ns
-        return moved / spent_ns if spent_ns else None
+        rates = [one.bus_bytes_per_s for one in self.recorded if one.bus_bytes_per_s is not None]
+        spent_ns = [0.0] * len(self.recorded)
+        for place, one in enumerate(self.recorded):
+            known = (own for own in one.operations if bus_factor(own.name, own.group_size) is not None)
+            spent_ns[place] = sum(own.transfer_ns or 0.0 for own in known)
+        return fmean(rates, spent_ns) if len(rates) == len(spent_ns) and any(spent_ns) else None
 
     @property
-    def peak_bytes_per_s(self) -> float | None:
-        """Bandwidth of plain all-reduces with nothing else running, the median over launches."""
-        return None if self.peak is None else self.peak.bytes_per_s
+    def steady_peak(self) -> float:
+        """The link's peak, if its launches agree well enough to compare a bandwidth with it, or else 0."""
+        one = self.peak
+        steady = one is not None and one.highest_bytes_per_s <= UNSTEADY_ABOVE * one.lowest_bytes_per_s
+        return one.bytes_per_s if one and steady else 0.0
 
     @property
     def bandwidth_share(self) -> float | None:
         """Bandwidth over the link's peak; None if the peak varied too much to divide by it."""
-        if self.bus_bytes_per_s is None or self.peak is None or not self.peak.steady:
-            return None
-        return self.bus_bytes_per_s / self.peak.bytes_per_s
+        reached = self.bus_bytes_per_s
+        return reached / self.steady_peak if reached is not None and self.steady_peak else None
 
     @property
-    def bytes_per_operation(self) -> float | None:
-        payload = self.figures.newest.exchange_payload_bytes
-        operations = self.figures.newest.exchange_operations
-        return payload / operations if operations and payload is not None else None
-
-    @property
-    def operations(self) -> tuple[OperationSummary, ...]:
-        """The operations by kind and size of group, each the mean over the runs that have it."""
-        every = (operation for one in self.recorded for operation in one.operations)
-        kinds = grouped(((operation.name, operation.group_size), operation) for operation in every)
-
-        return tuple(
-            OperationSummary(
-                name=name,
-                group_size=size,
-                count=_mean(found, "count") or 0.0,
-                payload_bytes=_mean(found, "payload_bytes") or 0.0,
-                duration_ns=_mean(found, "duration_ns") or 0.0,
-                transfer_ns=_mean(found, "transfer_ns"),
-                wait_ns=_mean(found, "wait_ns"),
-            )
-            for (name, size), found in kinds.items()
-        )
+    def payloads(self) -> Payloads:
+        """The mean payload of each kind of operation over the runs that have it."""
+        every = (own for one in self.recorded for own in one.operations)
+        kinds = grouped(((own.name, own.group_size), own.payload_bytes) for own in every)
+        return {kind: fmean(payloads) for kind, payloads in kinds.items()}
 
     def mean(self, name: str) -> float | None:
         """The mean of a field of `Communication` over the runs; None if a run lacks it."""
-        return _mean(self.recorded, name)
-
-
-def _mean(found: Sequence[Communication | OperationSummary], name: str) -> float | None:
-    values = [getattr(one, name) for one in found]
-    return fmean(values) if values and None not in values else None
+        values = [getattr(one, name) for one in self.recorded]
+        return fmean(values) if values and None not in values else None
 
 
 def communication(figures: CellFigures, peaks: LinkPeaks | None = None) -> CellCommunication:
     """A cell's communication, as far as it was measured, with the given peaks, or else the cell's peak."""
     known = link_peaks([figures]) if peaks is None else peaks
-    recorded = [run.communication for run in figures.runs if run.communication is not None]
-    complete = len(recorded) == len(figures.runs)
+    recorded = tuple(run.communication for run in figures.runs if run.communication is not None)
+    complete, peak = len(recorded) == len(figures.runs), known.get(network_of(figures))
     return CellCommunication(
-        figures=figures,
-        budget=budget(figures),
-        recorded=tuple(recorded) if complete else (),
-        peak=known.get(network_of(figures)),
+        figures=figures, budget=budget(figures), recorded=recorded if complete else (), peak=peak
     )
 
 
 def communication_finding(figures: CellFigures, peaks: LinkPeaks | None = None) -> str | None:
-    """A sentence if the network limits the step of this cell or is slower than its rate; None if not."""
+    """Sentences if the network limits the step of this cell or is slower than its rate; None if not."""
     one = communication(figures, peaks)
-    found = [text for text in (_limit(one), _below_nominal(one)) if text is not None]
+    nominal, found = (one.cell.link_mbit_per_s or 0.0) * 1e6 / 8, []
+    if one.peak and one.transfer_share and one.limited and one.bus_bytes_per_s is not None:
+        disturbed = "; other processes disturbed every run" * all(run.disturbed for run in figures.runs)
+        exposed = metric(one.transfer_share).with_ends
+        found.append(f"{exposed} of the step is exposed transfer; {_limit(one, one.peak)}{disturbed}.")
+    # A ring on one link can reach the rate of the link.
+    if 0 < one.steady_peak < SLOW_BELOW * nominal:
+        found.append(f"{_slow(one, '', nominal)} of a {one.cell.link} link.")
     return " ".join(found) or None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowLink:
-    """A network on which plain all-reduces are much slower at some sizes than at a smaller one."""
-
-    one: CellCommunication
-    """The smallest of these sizes."""
-    smaller: CellCommunication
-    """The smaller size with the highest peak."""
-    later: tuple[int, ...]
-    """The other sizes below half of it."""
-
-    @property
-    def finding(self) -> str:
-        slow, fast = _peak(self.one), _peak(self.smaller)
-        too = f"; below half at {', '.join(map(str, self.later))} too" if self.later else ""
-        return (
-            f"Slow link: plain all-reduces reach only {si(slow, 'B/s')} on {_where(self.one)}, "
-            f"{percent(slow / fast)} of the {si(fast, 'B/s')} on {_where(self.smaller)}{too}."
-        )
+def _limit(one: CellCommunication, peak: PooledLinkPeak) -> str:
+    """What the bandwidth of the collectives is consistent with."""
+    used, newest = one.bandwidth_share, one.figures.newest
+    if used is None:
+        return f"the link's own peak of {peak.text} varied too much to judge the bandwidth"
+    told = "consistent with a link that is the main limit"
+    if used > CONTRADICTION_ABOVE:
+        told = "more than the link carries, so one of the two is wrong and the link is not judged"
+    elif used >= FULL_FROM:
+        told = "consistent with a full link"
+    elif used < FAR_BELOW:
+        told = "consistent with latency or contention that limits, not the bandwidth"
+        if newest.exchange_operations and newest.exchange_payload_bytes is not None:
+            each = newest.exchange_payload_bytes / newest.exchange_operations
+            told = told.replace(" or contention", "" if each < SMALL_BYTES else " or contention")
+            told += f", with {newest.exchange_operations:,.4g} operations of {size(each)} a step"
+    return f"its collectives reach {percent(used)} of the {peak.text} that plain all-reduces reach: {told}"
 
 
-def slow_links(cells: Sequence[CellFigures], peaks: LinkPeaks | None = None) -> list[SlowLink]:
-    """The networks that are slow at some size: the peak is below `SLOW_BELOW` of the best peak at a smaller
-    size.
+def slow_links(cells: Sequence[CellFigures], peaks: LinkPeaks | None = None) -> list[tuple[int, str]]:
+    """The smallest slow size of each network that has one, and a sentence: the peak is below `SLOW_BELOW` of
+    the best peak at a smaller size.
 
     The network inside of a node and the network between nodes are compared separately, because the second is
     expected to be slower. Bus bandwidth is defined so that it does not depend on the number of ranks.
@@ -302,94 +252,41 @@ def slow_links(cells: Sequence[CellFigures], peaks: LinkPeaks | None = None) -> 
     peak varied.
     """
     known = link_peaks(cells) if peaks is None else peaks
-    networks: dict[tuple[object, ...], dict[int, CellCommunication]] = {}
-    for figures in cells:
-        one = communication(figures, known)
-        if figures.no_claim is None and one.peak is not None and one.peak.steady:
-            environment, cell = figures.newest.environment, figures.cell
-            device, nodes = (environment.device_name, environment.nodes) if environment else (None, 1)
-            sizes = networks.setdefault((cell.device, cell.backend, cell.link, device, nodes > 1), {})
-            best = sizes.setdefault(figures.cell.gpus, one)
-            sizes[figures.cell.gpus] = max(best, one, key=_peak)
-    return [slow for sizes in networks.values() if (slow := _slow_link(sizes)) is not None]
+    every = [communication(figures, known) for figures in cells if figures.no_claim is None]
+    links = grouped((_link_of(one.figures), one) for one in every if one.steady_peak)
+    return [slow for those in links.values() for slow in _slow_sizes(those)]
 
 
-def _slow_link(sizes: dict[int, CellCommunication]) -> SlowLink | None:
-    slow = []
-    best: CellCommunication | None = None
-    for gpus in sorted(sizes):
-        if best is not None and _peak(sizes[gpus]) < SLOW_BELOW * _peak(best):
-            slow.append(gpus)
-        elif not slow:
-            best = sizes[gpus] if best is None else max(best, sizes[gpus], key=_peak)
-    if best is None or not slow:
-        return None
-    return SlowLink(one=sizes[slow[0]], smaller=best, later=tuple(slow[1:]))
+def _link_of(figures: CellFigures) -> tuple[object, ...]:
+    environment, cell = figures.newest.environment, figures.cell
+    device, nodes = (environment.device_name, environment.nodes) if environment else (None, 1)
+    return cell.device, cell.backend, cell.link, device, nodes > 1
 
 
-def _peak(one: CellCommunication) -> float:
-    return one.peak_bytes_per_s or 0.0
+def _slow_sizes(cells: Sequence[CellCommunication]) -> Iterator[tuple[int, str]]:
+    """The slow sizes of one network."""
+    best, slow = None, []
+    for _, those in sorted(grouped((one.cell.gpus, one) for one in cells).items()):
+        own = max(those, key=lambda one: one.steady_peak)
+        if best is not None and own.steady_peak < SLOW_BELOW * best.steady_peak:
+            slow.append(own)
+        elif not slow and (best is None or own.steady_peak > best.steady_peak):
+            best = own
+    if best is not None and slow:
+        later = ", ".join(str(one.cell.gpus) for one in slow[1:])
+        too = f"; below half at {later} too" if later else ""
+        told = _slow(slow[0], f" on {_where(slow[0])}", best.steady_peak)
+        yield slow[0].cell.gpus, f"{told} on {_where(best)}{too}."
 
 
-def _limit(one: CellCommunication) -> str | None:
-    if not _exposed(one) or one.bus_bytes_per_s is None or one.peak is None:
-        return None
-    seen = f"{one.transfer_text} of the step is exposed transfer"
-    used = one.bandwidth_share
-    if used is None:
-        ends = f"{si(one.peak.lowest_bytes_per_s, 'B/s')} to {si(one.peak.highest_bytes_per_s, 'B/s')}"
-        return f"{seen}; the link's own peak varied from {ends}, so the bandwidth is not judged."
-    reach = f"its collectives reach {percent(used)} of the {one.peak.text} that plain all-reduces reach"
-    if used > CONTRADICTION_ABOVE:
-        told = "that is more than the link carries, so one of the two is wrong and the link is not judged"
-    elif used >= FULL_FROM:
-        told = "consistent with a full link"
-    elif used >= FAR_BELOW:
-        told = "consistent with a link that is the main limit"
-    else:
-        told = f"consistent with {_why_far(one)}"
-    every = all(run.disturbed for run in one.figures.runs)
-    disturbed = " Other processes disturbed every run of it." if every else ""
-    return f"{seen}, and {reach}: {told}.{disturbed}"
-
-
-def _exposed(one: CellCommunication) -> bool:
-    """Whether enough transfer is exposed to limit the step, and more than by chance."""
-    share, transfer = one.transfer_share, one.transfer_ns
-    if share is None or share <= LIMITS_ABOVE or transfer is None:
-        return False
-    return transfer.low is None or transfer.low > 0
-
-
-def _why_far(one: CellCommunication) -> str:
-    each = one.bytes_per_operation
-    if each is None:
-        return "latency or contention that limits, not the bandwidth"
-    many = f"{one.figures.newest.exchange_operations or 0:,.4g} operations of {size(each)} a step"
-    if each < SMALL_BYTES:
-        return f"latency that limits, with {many}"
-    return f"contention or latency that limits, not the bandwidth, with {many}"
-
-
-def _below_nominal(one: CellCommunication) -> str | None:
-    """A sentence if plain all-reduces are far below the link's rate, which a ring on one link can reach."""
-    rate, peak = one.cell.link_mbit_per_s, one.peak_bytes_per_s
-    if rate is None or peak is None or (one.peak and not one.peak.steady):
-        return None
-    nominal = rate * 1e6 / 8
-    if peak >= SLOW_BELOW * nominal:
-        return None
-    return (
-        f"Slow link: plain all-reduces reach only {si(peak, 'B/s')}, {percent(peak / nominal)} of the "
-        f"{si(nominal, 'B/s')} of a {one.cell.link} link."
-    )
+def _slow(one: CellCommunication, where: str, expected: float) -> str:
+    """`Slow link: plain all-reduces reach only 490 MB/s on 8 GPUs, 49.0 % of the 1.00 GB/s`."""
+    share = f"{percent(one.steady_peak / expected)} of the {si(expected, 'B/s')}"
+    return f"Slow link: plain all-reduces reach only {si(one.steady_peak, 'B/s')}{where}, {share}"
 
 
 def _where(one: CellCommunication) -> str:
     """`32 GPUs on 4 nodes`."""
     ranks = one.figures.newest.ranks
-    text = devices(one.cell.gpus, one.cell.device)
-    if ranks is None:
-        return text
-    nodes = len(set(ranks.node))
-    return f"{text} on {nodes:,} node{'' if nodes == 1 else 's'}"
+    nodes = f" on {count(len({*ranks.node}), 'node')}" if ranks else ""
+    return f"{devices(one.cell.gpus, one.cell.device)}{nodes}"

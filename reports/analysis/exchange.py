@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
-from reports.analysis.communication import CellCommunication, communication
+from reports.analysis.communication import CellCommunication, Payloads, communication
 from reports.analysis.effect import Side, effect_text, sides
 from reports.analysis.figures import CellFigures, exchanges_by_nodes
 from reports.analysis.scaling import unlike_conditions
 from reports.analysis.series import setting_of
 from reports.analysis.study import StudyFigures
-from reports.text import count, devices, listed, number
-from results.cell import DEFAULT_COLLECTIVE, REFERENCE_STRATEGY, Backend, Cell, Device, exchange_label
+from reports.text import count, listed, number, si
+from results.cell import REFERENCE_STRATEGY, Backend, Cell, exchange_label
 from results.derivation.communication import bus_factor
 from results.grouping import grouped
 from results.notation import NO_LINK, read_link
 from results.outcome import Evidence
 from results.record import POINT_TO_POINT
-from results.run import NOT_PROVEN, OperationSummary
+from results.run import NOT_PROVEN
 from results.statistics import Metric, ratio_of_runs
 
 Gain = Literal["faster", "no gain", "slower"]
@@ -41,41 +41,10 @@ NOT_APART = "no difference shown"
 SLOWER_TRANSFER = "slower here: its fewer bytes take longer"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossGuard:
-    """The losses of two exchanges on the same samples after the same number of steps."""
-
-    steps: int
-    """Steps from the first of the training, with proof and warm-up."""
-    loss: float
-    """The mean loss, over ranks and runs, of the batch of that step, or of the steps that were recorded as
-    one."""
-    dense: float
-
-    def __str__(self) -> str:
-        steps = count(self.steps, "step")
-        return f"{number(self.loss, digits=4)} against {number(self.dense, digits=4)} after {steps}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BreakEven:
-    """The bandwidth below which an exchange would be faster than the dense one; projected, not measured."""
-
-    mbit_per_s: float | None
-    reason: str | None
-    """The reason for a missing bandwidth; `ANY_RATE` if it costs no time apart from its transfer."""
-
-    def __str__(self) -> str:
-        if self.mbit_per_s is None:
-            return self.reason or ""
-        if self.mbit_per_s >= 1000:
-            return f"below {number(self.mbit_per_s / 1000)} Gbit/s"
-        return f"below {number(self.mbit_per_s)} Mbit/s"
-
-
-def loss_guard(figures: CellFigures, dense: CellFigures) -> LossGuard | None:
-    """The losses of both exchanges at the last steps that every run recorded; None without such steps."""
-    # By the last of the steps of a loss, counted from the first of the training, and their number.
+def loss_guard(figures: CellFigures, dense: CellFigures) -> str | None:
+    """`1.000 against 1.500 after 8 steps`: the mean losses, over ranks and runs, of both at the last steps
+    that every run recorded, counted from the first of the training; None without such steps."""
+    # By the last of the steps of a loss and their number.
     kept: list[dict[tuple[int, int], float]] = []
     for run in (*figures.runs, *dense.runs):
         first, every = run.first_steps or 0, run.losses_every
@@ -83,15 +52,15 @@ def loss_guard(figures: CellFigures, dense: CellFigures) -> LossGuard | None:
     shared = set.intersection(*(set(losses) for losses in kept))
     if not shared:
         return None
-    last = max(shared)
+    last, own = max(shared), len(figures.runs)
     found = [losses[last] for losses in kept]
-    return LossGuard(
-        steps=last[0], loss=fmean(found[: len(figures.runs)]), dense=fmean(found[len(figures.runs) :])
-    )
+    means = [number(fmean(those), digits=4) for those in (found[:own], found[own:])]
+    return f"{' against '.join(means)} after {count(last[0], 'step')}"
 
 
-def break_even(figures: CellFigures, dense: CellFigures) -> BreakEven:
-    """The break-even from measured parts, as if the transfer were not hidden:
+def break_even(figures: CellFigures, dense: CellFigures, verdict: Gain | None) -> str:
+    """`below 11.5 Gbit/s`: the bandwidth below which an exchange would be faster than the dense one, from
+    measured parts and as if the transfer were not hidden, or why the runs support none.
 
     T - transfer + bytes / B < T_d - transfer_d + bytes_d / B, so that
     B < (bytes_d - bytes) / ((T - transfer) - (T_d - transfer_d)),
@@ -100,54 +69,38 @@ def break_even(figures: CellFigures, dense: CellFigures) -> BreakEven:
     bytes what a rank puts on the wire.
     """
     own, other = communication(figures), communication(dense)
+    sent, sent_dense = (wire_bytes(one.payloads, figures.cell.backend) for one in (own, other))
+    rest, rest_dense = _apart_from_transfer(own), _apart_from_transfer(other)
     if exchanges_by_nodes(figures):
-        return BreakEven(mbit_per_s=None, reason=BY_NODES)
-    backend = figures.cell.backend
-    bytes_own, bytes_dense = wire_bytes(own.operations, backend), wire_bytes(other.operations, backend)
-    if bytes_own is None or bytes_dense is None:
-        return BreakEven(mbit_per_s=None, reason=NOT_RECORDED)
-    if bytes_own >= bytes_dense:
-        return BreakEven(mbit_per_s=None, reason=NO_FEWER)
-    rest_own, rest_dense = _apart_from_transfer(own), _apart_from_transfer(other)
-    if rest_own is None or rest_dense is None:
-        return BreakEven(mbit_per_s=None, reason=NOT_EXPOSED)
-    if rest_own <= rest_dense:
-        return BreakEven(mbit_per_s=None, reason=ANY_RATE)
-    bytes_per_ns = (bytes_dense - bytes_own) / (rest_own - rest_dense)
-    return BreakEven(mbit_per_s=bytes_per_ns * 8e3, reason=None)
+        return BY_NODES
+    if sent is None or sent_dense is None:
+        return NOT_RECORDED
+    if sent >= sent_dense:
+        return NO_FEWER
+    if rest is None or rest_dense is None:
+        return NOT_EXPOSED
+    if verdict is None or verdict == "no gain":
+        return NOT_APART if verdict else FEW_RUNS
+    if rest <= rest_dense:
+        return SLOWER_TRANSFER if verdict == "slower" else ANY_RATE
+    return f"below {si((sent_dense - sent) / (rest - rest_dense) * 8e9, 'bit/s')}"
 
 
-def judged(found: BreakEven, verdict: Gain | None) -> BreakEven:
-    """The break-even that the runs support, or the reason why they support none.
-
-    A verdict is not needed to see whether fewer bytes are sent.
-    """
-    if found.mbit_per_s is None and found.reason != ANY_RATE:
-        return found
-    if verdict is None:
-        return BreakEven(mbit_per_s=None, reason=FEW_RUNS)
-    if verdict == "no gain":
-        return BreakEven(mbit_per_s=None, reason=NOT_APART)
-    if verdict == "slower" and found.reason == ANY_RATE:
-        return BreakEven(mbit_per_s=None, reason=SLOWER_TRANSFER)
-    return found
-
-
-def wire_bytes(operations: Sequence[OperationSummary], backend: Backend) -> float | None:
+def wire_bytes(payloads: Payloads, backend: Backend) -> float | None:
     """Bytes that a rank sends in a step; None where nothing was recorded, or the algorithm is not known.
 
     It is payload times the factor of the bus bandwidth, as the best algorithms send it. A send counts once,
     and a receive does not count, because the sender counts it.
     """
     sent = 0.0
-    for operation in operations:
-        factor = bus_factor(operation.name, operation.group_size, backend)
-        if operation.name in POINT_TO_POINT:
-            factor = float(operation.name == "send")
+    for (name, group_size), payload_bytes in payloads.items():
+        factor = bus_factor(name, group_size, backend)
+        if name in POINT_TO_POINT:
+            factor = float(name == "send")
         if factor is None:
             return None
-        sent += factor * operation.payload_bytes
-    return sent if operations else None
+        sent += factor * payload_bytes
+    return sent if payloads else None
 
 
 def _apart_from_transfer(one: CellCommunication) -> float | None:
@@ -160,6 +113,11 @@ GRADIENT_BYTES = 4
 """Bytes of a parameter's gradient in single precision, which it has before it is sent."""
 ALONE = "every strategy was measured only with its dense exchange"
 _GAINS: dict[Side | None, Gain] = {"above": "faster", "below": "slower", None: "no gain"}
+_GAIN_WORDS: dict[Gain, str] = {
+    "faster": "faster than the dense exchange",
+    "slower": "slower",
+    "no gain": "no difference shown, or one below {}",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,8 +140,13 @@ class ExchangeRow:
 
     @property
     def name(self) -> str:
-        """`ddp + topk:0.01, ring`."""
         return exchange_label(self.cell)
+
+    @property
+    def factor(self) -> float:
+        """The factor by which it is faster or, if its verdict is slower, slower; 1 if it is not known."""
+        speed_up = self.speed_up.value if self.speed_up else 1.0
+        return 1 / speed_up if self.verdict == "slower" else speed_up
 
     @property
     def gradients_per_exposed_s(self) -> float | None:
@@ -195,29 +158,15 @@ class ExchangeRow:
         return GRADIENT_BYTES * parameters / (exposed.value / 1e9)
 
     @property
-    def exchange_cpu_ns(self) -> float | None:
-        """CPU time a step of threads other than the training thread, for encoding, decoding and summing; also
-        where it is hidden."""
-        return communication(self.figures).mean("exchange_cpu_ns")
-
-    @property
-    def loss_guard(self) -> LossGuard | None:
+    def loss_guard(self) -> str | None:
         """The losses of this exchange and of the dense one; None if the two cannot be compared."""
-        return None if self._comparable is None else loss_guard(self.figures, self._comparable)
+        return loss_guard(self.figures, self.dense) if self.dense and self.speed_up else None
 
     @property
-    def break_even(self) -> BreakEven | None:
-        """The bandwidth below which this exchange would be faster than the dense one; None if the two cannot
-        be compared."""
-        if self._comparable is None:
-            return None
-        return judged(break_even(self.figures, self._comparable), self.verdict)
-
-    @property
-    def _comparable(self) -> CellFigures | None:
-        """The figures of the dense exchange, if its runs had the same conditions and can be compared with
-        this row; else None."""
-        return None if self.speed_up is None else self.dense
+    def break_even(self) -> str | None:
+        """The bandwidth below which it would be faster than the dense one; None if the two cannot be
+        compared."""
+        return break_even(self.figures, self.dense, self.verdict) if self.dense and self.speed_up else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +182,7 @@ class ExchangePart:
 
     @property
     def finding(self) -> str:
-        """A sentence that names the exchanges that were faster or slower than the dense one."""
+        """A sentence with the exchanges that are faster than the dense one, slower, or neither."""
         where = "On this network" if self.link == NO_LINK else f"Over {self.link} links"
         if all(row.figures.evidence is Evidence.EMULATED for row in self.rows):
             where += " (emulated)"
@@ -241,9 +190,37 @@ class ExchangePart:
         if not judged:
             reasons = dict.fromkeys(row.reason for row in self.rows if row.reason is not None)
             return f"{where} no exchanges can be compared: {'; '.join(reasons) or ALONE}."
-        if any(row.verdict == "faster" for row in judged):
-            return f"{where} {_gains(judged, _names(self.rows))}."
-        return f"{where} {_no_gain(judged, _names(self.rows), self.smallest_effect)}."
+        names = grouped((row.name.replace(", ", " over "), row) for row in judged)
+        said = []
+        for gain, words in _GAIN_WORDS.items():
+            # An exchange without a gain has none at any point.
+            some = all if gain == "no gain" else any
+            found = [
+                (name, rows) for name, rows in names.items() if some(row.verdict == gain for row in rows)
+            ]
+            found.sort(key=lambda pair: -_most(pair[1], gain))
+            if found or gain == "faster":
+                told = ", ".join(_told(*pair, gain) for pair in found) or "none"
+                said.append(f"{words.format(effect_text(self.smallest_effect))}: {told}")
+        return f"{where} {'; '.join(said)}."
+
+
+def _most(rows: Sequence[ExchangeRow], gain: Gain) -> float:
+    """The largest factor of the rows with a verdict."""
+    return max(row.factor for row in rows if row.verdict == gain)
+
+
+def _told(name: str, rows: Sequence[ExchangeRow], gain: Gain) -> str:
+    """`topk:0.01 (up to 2.10 times, on 16 and 32)`: an exchange with its gain, and where it has that."""
+    if gain == "no gain":
+        return name
+    those = [row for row in rows if row.verdict == gain]
+    sizes = sorted({row.cell.gpus for row in those})
+    where = "" if len(those) == len(rows) else f", on {listed([f'{gpus:,}' for gpus in sizes], most=8)}"
+    if any(row.cell.gpus in sizes for row in rows if row.verdict != gain):
+        # Batches of one size differ.
+        where = f", at {len(those)} of {len(rows)} points"
+    return f"{name} ({'up to ' if len(those) > 1 else ''}{number(_most(rows, gain))} times{where})"
 
 
 def exchange_parts(study: StudyFigures) -> list[ExchangePart]:
@@ -260,18 +237,11 @@ def exchange_parts(study: StudyFigures) -> list[ExchangePart]:
     pairs = [(row, row.dense) for those in rows.values() for row in those if row.dense and row.reason is None]
     found = sides([(dense.run_step_ns, row.figures.run_step_ns) for row, dense in pairs], smallest)
     verdicts = {row.cell.id: _GAINS[one] for (row, _), one in zip(pairs, found, strict=True)}
+    judged = {part: [replace(row, verdict=verdicts.get(row.cell.id)) for row in rows[part]] for part in rows}
     return [
-        ExchangePart(
-            workload=workload,
-            link=link,
-            rows=tuple(replace(row, verdict=verdicts.get(row.cell.id)) for row in those),
-            smallest_effect=smallest,
-        )
-        for (workload, link), those in rows.items()
+        ExchangePart(workload=workload, link=link, rows=tuple(those), smallest_effect=smallest)
+        for (workload, link), those in judged.items()
     ]
-
-
-Names = Mapping[str, str]
 
 
 def _rows(cells: Iterable[CellFigures]) -> Iterator[ExchangeRow]:
@@ -290,10 +260,8 @@ def _row(figures: CellFigures, dense: Mapping[str, CellFigures]) -> ExchangeRow:
         reason = None if figures.cell.dense else NO_DENSE
         return ExchangeRow(figures=figures, dense=None, speed_up=None, reason=reason)
     reason = incomparable(figures, against)
-    if reason is not None:
-        return ExchangeRow(figures=figures, dense=against, speed_up=None, reason=reason)
-    speed_up = ratio_of_runs(against.run_step_ns, figures.run_step_ns, "x")
-    reason = FEW_RUNS if speed_up.samples < FEWEST_RUNS else None
+    speed_up = None if reason else ratio_of_runs(against.run_step_ns, figures.run_step_ns, "x")
+    reason = FEW_RUNS if speed_up and speed_up.samples < FEWEST_RUNS else reason
     return ExchangeRow(figures=figures, dense=against, speed_up=speed_up, reason=reason)
 
 
@@ -316,121 +284,3 @@ def incomparable(figures: CellFigures, dense: CellFigures) -> str | None:
         return NOT_PROVEN
     unlike = unlike_conditions(figures, dense)
     return None if unlike is None else str(unlike)
-
-
-def _gains(rows: Sequence[ExchangeRow], names: Names) -> str:
-    """Name the exchanges that were faster at some point, and how the others compared."""
-    turning = [name for name in names if _turns([row for row in rows if row.name == name])]
-    one_way = [row for row in rows if row.name not in turning]
-    moved = {row.name for row in rows if row.verdict != "no gain"}
-    even = dict.fromkeys(names[row.name] for row in rows if row.name not in moved)
-    found = {
-        "these were faster than the dense exchange": _times(one_way, "faster", names),
-        "faster or slower than the dense exchange by size": ", ".join(
-            f"{names[name]} {_by_size([row for row in rows if row.name == name])}" for name in turning
-        ),
-        "slower": _times(one_way, "slower", names),
-        "no gain": ", ".join(even),
-    }
-    return "; ".join(f"{what}: {which}" for what, which in found.items() if which)
-
-
-def _no_gain(rows: Sequence[ExchangeRow], names: Names, smallest: float) -> str:
-    """Say that no exchange was faster, and which came nearest."""
-    noun = "other exchange" if any(not row.cell.compresses for row in rows) else "compressor"
-    nothing = f"no {noun} was faster than the dense exchange"
-    even = dict.fromkeys(names[row.name] for row in rows if row.verdict == "no gain")
-    if not even:
-        best = min(rows, key=_factor)
-        return f"{nothing}; the fastest, {names[best.name]}, was {number(_factor(best))} times slower"
-    slower = [row for row in rows if row.verdict == "slower"]
-    told = f"; slower: {_times(rows, 'slower', names)}" if slower else ""
-    return f"{nothing}; no difference shown, or one below {effect_text(smallest)}: {', '.join(even)}{told}"
-
-
-def _times(rows: Sequence[ExchangeRow], verdict: Gain, names: Names) -> str:
-    """`topk:0.01 (up to 2.10 times, from 16), bf16 (1.20 times)`, the largest first."""
-    found = {
-        row.name: [one for one in rows if one.name == row.name] for row in rows if row.verdict == verdict
-    }
-    largest = {name: max(map(_factor, _with(points, verdict))) for name, points in found.items()}
-    return ", ".join(
-        f"{names[name]} ({_up_to(found[name], verdict)}{_at(found[name], verdict)})"
-        for name in sorted(found, key=lambda name: -largest[name])
-    )
-
-
-def _at(points: Sequence[ExchangeRow], verdict: Gain) -> str:
-    """`, from 16`: the sizes with a verdict, if not all points of an exchange have it."""
-    those = _with(points, verdict)
-    if len(those) == len(points):
-        return ""
-    if not _told_by_size(points):
-        return f", at {len(those)} of {len(points)} points"
-    return f", {_where(those, points)}"
-
-
-def _by_size(points: Sequence[ExchangeRow]) -> str:
-    """`slower (up to 1.15 times) up to 32 GPUs and faster (up to 3.43 times) from 64`, small sizes first."""
-    verdicts: list[Gain] = ["slower", "faster"]
-    verdicts.sort(key=lambda verdict: min(row.cell.gpus for row in _with(points, verdict)))
-    device = points[0].cell.device
-    first, second = (
-        (verdict, f"({_up_to(points, verdict)})", _where(_with(points, verdict), points, unit))
-        for verdict, unit in zip(verdicts, (device, None), strict=True)
-    )
-    return f"{' '.join(first)} and {' '.join(second)}"
-
-
-def _turns(points: Sequence[ExchangeRow]) -> bool:
-    """Whether an exchange is faster at some sizes and slower at others."""
-    return {"faster", "slower"} <= {row.verdict for row in points} and _told_by_size(points)
-
-
-def _told_by_size(points: Sequence[ExchangeRow]) -> bool:
-    """Whether every size has only one verdict over its batches and settings."""
-    return len({(row.cell.gpus, row.verdict) for row in points}) == len({row.cell.gpus for row in points})
-
-
-def _where(those: Sequence[ExchangeRow], points: Sequence[ExchangeRow], unit: Device | None = None) -> str:
-    """`up to 32 GPUs`, `from 64`, `on 4 and 16`: the sizes of those among the sizes of all points."""
-    sizes, known = (sorted({row.cell.gpus for row in some}) for some in (those, points))
-
-    def named(gpus: int) -> str:
-        return f"{gpus:,}" if unit is None else devices(gpus, unit)
-
-    if len(sizes) > 1 and sizes == known[: len(sizes)]:
-        return f"up to {named(sizes[-1])}"
-    if len(sizes) > 1 and sizes == known[-len(sizes) :]:
-        return f"from {named(sizes[0])}"
-    return f"on {listed([*(f'{gpus:,}' for gpus in sizes[:-1]), named(sizes[-1])])}"
-
-
-def _up_to(points: Sequence[ExchangeRow], verdict: Gain) -> str:
-    """`up to 3.43 times`."""
-    factors = [_factor(row) for row in _with(points, verdict)]
-    return f"{'up to ' if len(factors) > 1 else ''}{number(max(factors))} times"
-
-
-def _with(points: Sequence[ExchangeRow], verdict: Gain) -> list[ExchangeRow]:
-    return [row for row in points if row.verdict == verdict]
-
-
-def _factor(row: ExchangeRow) -> float:
-    """The factor by which it is faster or, if its verdict is slower, slower."""
-    assert row.speed_up is not None
-    return 1 / row.speed_up.value if row.verdict == "slower" else row.speed_up.value
-
-
-def _names(rows: Sequence[ExchangeRow]) -> Names:
-    """The name of each exchange in a sentence, without commas: `topk:0.01 over ring`."""
-    several = len({row.cell.strategy for row in rows}) > 1
-    names = {}
-    for row in rows:
-        cell, sent = row.cell, row.cell.compression if row.cell.compresses else ""
-        if several:
-            what = f"{cell.strategy} + {sent}" if sent else cell.strategy
-        else:
-            what = sent or "dense"
-        names[row.name] = what if cell.collective == DEFAULT_COLLECTIVE else f"{what} over {cell.collective}"
-    return names

@@ -484,6 +484,10 @@ def _once(name: str, title: str) -> Column[CellRow]:
     return real(name, value, title, ONCE, "method-set-up")
 
 
+def _exchange_cpu_ns(row: CellRow) -> float | None:
+    return row.network.mean("exchange_cpu_ns") if row.network and row.exchange else None
+
+
 def _replicas(row: CellRow) -> str:
     runs = [run.replicas_agree for run in row.pool.runs if run.replicas_agree is not None]
     return f"{sum(runs)} of {len(runs)}" if runs else ""
@@ -512,10 +516,10 @@ SHOWN = (
     real("step_ns_p99", lambda row: row.mean("step_ns_p99"), "p99", NS, "method-slow"),
     real("overlap", "network.overlap", "hidden", RATIO, "method-overlap"),
     real("bus", "network.bus_bytes_per_s", "bandwidth", BANDWIDTH, "method-bandwidth"),
-    real("peak", "network.peak_bytes_per_s", "link's peak", BANDWIDTH, "method-link-peak"),
+    real("peak", "network.peak.bytes_per_s", "link's peak", BANDWIDTH, "method-link-peak"),
     real("bus_share", "network.bandwidth_share", "of the peak", RATIO, "method-link-peak"),
     text("break_even", "exchange.break_even", title="pays below", anchor="method-break-even"),
-    real("exchange_cpu", "exchange.exchange_cpu_ns", "encoding, CPU", NS, "method-exchange-cpu"),
+    real("exchange_cpu", _exchange_cpu_ns, "encoding, CPU", NS, "method-exchange-cpu"),
     real("device_bytes", "memory.device_bytes", "memory of a device", BYTES, "method-memory"),
     real("host_bytes", "memory.host_bytes", "memory of the host", BYTES, "method-memory"),
     real("predicted", "memory.predicted_bytes", "predicted", BYTES, "method-predicted-memory"),

@@ -24,7 +24,6 @@ ANCHORS = (
     "best",
     "curves",
     "anatomy",
-    "communication",
     "memory",
     "cost",
     "ranks",

@@ -60,8 +60,8 @@ def test_the_page_loads_nothing_and_runs_its_own_script_alone(small) -> None:
 def test_every_drawing_has_a_title_and_a_description(small) -> None:
     html = small.page()
     drawings = re.findall(r'<svg class="chart(?! small)[^>]*>.*?</svg>', html, flags=re.DOTALL)
-    # Efficiency, throughput, exposed communication and a budget, of weak and strong.
-    assert len(drawings) == 8
+    # Efficiency, throughput and the parts of a step, of weak and strong.
+    assert len(drawings) == 6
     for drawing in drawings:
         label = re.search(r'role="group" aria-labelledby="(\S+)"', drawing)
         assert f'<title id="{label[1]}">' in drawing

@@ -151,7 +151,7 @@ def _network(
     peaks = link_peaks(study.cells.values())
     links = slow_links(cells, peaks)
     if links:
-        yield max(links, key=lambda link: link.one.cell.gpus).finding
+        yield max(links)[1]
     dominants = [
         reach.dominant
         for one in scaled

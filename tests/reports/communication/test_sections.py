@@ -78,13 +78,7 @@ def limited(new_cell, limited_runs, study_of):
     return made
 
 
-@pytest.fixture
-def undrawn(monkeypatch) -> None:
-    """Drawings take seconds, and have separate tests."""
-    monkeypatch.setattr("reports.page.sections.communication._exposed_chart", lambda *given: None)
-
-
-def test_the_communication_section_says_what_limits(limited, undrawn) -> None:
+def test_the_communication_section_says_what_limits(limited) -> None:
     section = communication_section(limited())
     found = texts(section)
     assert (
@@ -93,12 +87,12 @@ def test_the_communication_section_says_what_limits(limited, undrawn) -> None:
     ) in found
     # Of one piece of work the cell with the largest share exposed, alone.
     assert [text for text in found if "consistent with a full link" in text] == [
-        "ddp on 8, batch 8 a replica: 30.0 % (30.0 to 30.0) of the step is exposed transfer, and its "
+        "ddp on 8, batch 8 a replica: 30.0 % (30.0 to 30.0) of the step is exposed transfer; its "
         "collectives reach 80.0 % of the 100 MB/s that plain all-reduces reach: consistent with a full link."
     ]
 
 
-def test_a_study_that_nothing_limits_says_nothing_of_it(limited, undrawn) -> None:
+def test_a_study_that_nothing_limits_says_nothing_of_it(limited) -> None:
     found = " ".join(texts(communication_section(limited(large_peak=1e9, exposed=0.5))))
     assert "Slow link" not in found
     assert "limits" not in found
@@ -116,7 +110,7 @@ def disagreeing(new_cell, limited_runs, study_of):
     return made
 
 
-def test_cells_of_one_network_and_size_have_one_peak(disagreeing, undrawn, full_rows) -> None:
+def test_cells_of_one_network_and_size_have_one_peak(disagreeing, full_rows) -> None:
     study = disagreeing(1e8, 1.6e8)
     section, traffic = communication_section(study), full_rows(study)
     assert [row["link's peak, MB/s"] for row in traffic] == ["130", "130"]
@@ -125,29 +119,24 @@ def test_cells_of_one_network_and_size_have_one_peak(disagreeing, undrawn, full_
     assert any("reach 61.5 % of the 130 MB/s (100 MB/s to 160 MB/s)" in text for text in texts(section))
 
 
-def test_a_bandwidth_is_not_divided_by_a_peak_that_varied(disagreeing, undrawn, full_rows) -> None:
+def test_a_bandwidth_is_not_divided_by_a_peak_that_varied(disagreeing, full_rows) -> None:
     study = disagreeing(1e8, 3e8)
     section, traffic = communication_section(study), full_rows(study)
     assert [row["link's peak, MB/s"] for row in traffic] == ["200", "200"]
     assert "of the peak, %" not in traffic[0]
     assert (
         "ddp on 8, batch 8 a replica: 30.0 % (30.0 to 30.0) of the step is exposed transfer; the link's own "
-        "peak varied from 100 MB/s to 300 MB/s, so the bandwidth is not judged."
+        "peak of 200 MB/s (100 MB/s to 300 MB/s) varied too much to judge the bandwidth."
     ) in texts(section)
 
 
-def test_methods_that_disagree_and_a_recorder_that_disturbs_are_pointed_out(limited, undrawn) -> None:
+def test_methods_that_disagree_and_a_recorder_that_disturbs_are_pointed_out(limited) -> None:
     found = texts(communication_section(limited()))
+    # 3.5 ms by on-off blocks, 0.5 ms blocked; the others are 2 ms and 0.5 ms apart, a fifth at most.
+    assert sum("blocked differ by 30.0 % of the step." in text for text in found) == 1
     assert (
-        "ddp on 8, batch 8 a replica: two methods disagree by 30.0 % of the step: on-off blocks measure 3.50 "
-        "ms of communication and wait, the recorder 500 us of blocked time."
-    ) in found
-    # 2 ms and 0.5 ms apart are a fifth of the step at most.
-    assert sum("two methods disagree" in text for text in found) == 1
-    slowed = (
-        "with the recorder on a step took 20.0 % longer; its times are of that step (the largest of 3 cells)."
+        sum("slows a step by 20.0 % of the step, and 2 other cells by less." in text for text in found) == 1
     )
-    assert sum(slowed in text for text in found) == 1
 
 
 def test_the_full_table_shows_what_is_exposed_hidden_and_carried(limited, full_rows) -> None:
@@ -168,17 +157,6 @@ def test_the_full_table_shows_what_is_exposed_hidden_and_carried(limited, full_r
         "of the peak, %": "80.0",
     }
     assert {name: row[name] for name in shown} == shown
-
-
-def test_exposed_communication_is_drawn_against_scale(limited) -> None:
-    (drawing,) = drawings(communication_section(limited()))
-    assert drawing.title == "gpt-nano, batch 8 per replica, weak: exposed transfer, % of a step"
-    svg = str(drawing.svg)
-    assert (
-        'aria-label="ddp on 8 ranks (CPU): 3.00 ms (3.00 to 3.00, range of 3) exposed, 30.0 % of a step'
-        in svg
-    )
-    assert svg.count('class="point"') == 3
 
 
 def test_a_section_without_data_is_left_out(new_cell, new_run, study_of) -> None:
