@@ -28,9 +28,9 @@ _PHASES = {
     "first steps": "first steps",
     "warm-up": "warm-up",
     "measure": "measuring",
-    "exposed": "on and off",
+    "exposed": "measuring the exchange",
     "recording": "recording",
-    "late proof": "late proof",
+    "late proof": "proof of late steps",
     "recorded": "ending",
 }
 """The phase that each event of a measurement begins; kinds of studies declare theirs."""

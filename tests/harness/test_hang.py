@@ -61,7 +61,7 @@ def test_without_recorders_and_logs_the_reason_says_what_is_known(tmp_path) -> N
     [
         (["joining"], "starting"),
         (["ready", "proof", "alive"], "proof"),
-        (["proof", "warm-up", "measure", "exposed"], "on and off"),
+        (["proof", "warm-up", "measure", "exposed"], "measuring the exchange"),
         (["measure", "recorded"], "ending"),
     ],
 )
