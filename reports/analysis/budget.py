@@ -11,6 +11,7 @@ from statistics import fmean, variance
 from typing import Literal, get_args
 
 from reports.analysis.figures import CellFigures, copies_of_runs
+from reports.analysis.scaling import CurvePoint
 from reports.text import percent
 from results.cell import Cell
 from results.run import BudgetMethod, StepBudget
@@ -19,6 +20,15 @@ from results.statistics import DOUBT_ABOVE, Metric, differences, t_quantile
 BudgetPart = Literal["input", "compute", "transfer", "wait", "bubble", "other"]
 PARTS: tuple[BudgetPart, ...] = get_args(BudgetPart)
 """The parts in the order in which they are drawn."""
+LOSS_NAMES: Mapping[BudgetPart, str] = {
+    "input": "input",
+    "compute": "slower computation",
+    "transfer": "exposed transfer",
+    "wait": "waiting for the slowest rank",
+    "bubble": "pipeline bubbles",
+    "other": "other",
+}
+"""What a step loses in each part, in the words of drawing and text."""
 RESIDUAL_ABOVE = 0.05
 """Share of a step by which its parts may miss it before a cell carries a warning (5 %)."""
 NO_BUDGET = "its runs have no budget"
@@ -223,6 +233,14 @@ def lost(budget: CellBudget, baseline: CellBudget) -> Lost:
         ideal_ns=baseline.part_ns["compute"] * per_device,
         run_ideal_ns=tuple(run["compute"] * per_device for run in baseline.run_part_ns),
     )
+
+
+def loss_of(point: CurvePoint) -> Lost | None:
+    """What a point loses against the baseline of its efficiency or, if none is claimed, against its own
+    computation; None without a budget."""
+    own, claim = budget(point.figures), point.efficiency
+    baseline = budget(claim.baseline.figures) if claim.baseline and claim.metric else None
+    return lost(own, baseline or own) if own else None
 
 
 def _budgets(figures: CellFigures) -> list[StepBudget]:

@@ -265,14 +265,15 @@ def _link_of(figures: CellFigures) -> tuple[object, ...]:
 
 def _slow_sizes(cells: Sequence[CellCommunication]) -> Iterator[tuple[int, str]]:
     """The slow sizes of one network."""
-    best, slow = None, []
-    for _, those in sorted(grouped((one.cell.gpus, one) for one in cells).items()):
-        own = max(those, key=lambda one: one.steady_peak)
-        if best is not None and own.steady_peak < SLOW_BELOW * best.steady_peak:
+    by_size = sorted(grouped((one.cell.gpus, one) for one in cells).items())
+    best, *larger = (max(those, key=lambda one: one.steady_peak) for _, those in by_size)
+    slow = []
+    for own in larger:
+        if own.steady_peak < SLOW_BELOW * best.steady_peak:
             slow.append(own)
-        elif not slow and (best is None or own.steady_peak > best.steady_peak):
-            best = own
-    if best is not None and slow:
+        elif not slow:
+            best = max(best, own, key=lambda one: one.steady_peak)
+    if slow:
         later = ", ".join(str(one.cell.gpus) for one in slow[1:])
         too = f"; below half at {later} too" if later else ""
         told = _slow(slow[0], f" on {_where(slow[0])}", best.steady_peak)

@@ -6,12 +6,13 @@ import re
 
 import msgspec
 import pytest
+from generated_study import large_study
 
-from reports.analysis.budget import CellBudget, budget
 from reports.analysis.stragglers import stragglers
 from reports.analysis.study import StudyFigures
-from reports.page.section import Bullets, Drawings
-from reports.page.sections.anatomy import anatomy_section, budget_bars
+from reports.analysis.verdict.verdict import verdict
+from reports.page.section import Bullets, Drawing, Drawings
+from reports.page.sections.anatomy import anatomy_section
 from results.outcome import Evidence, Outcome
 from results.record import Recorded
 
@@ -123,8 +124,15 @@ def test_a_study_without_figures_has_no_section(planted) -> None:
     assert anatomy_section(planted.analysed()) is None
 
 
-def budgets_of(study: StudyFigures) -> list[CellBudget]:
-    return [one for cell in study.cells.values() if (one := budget(cell)) is not None]
+def drawings_of(study: StudyFigures) -> list[Drawing]:
+    [block] = [one for one in anatomy_section(study).blocks if isinstance(one, Drawings)]
+    return list(block.drawings)
+
+
+def pieces_of(svg: str) -> list[tuple[float, str]]:
+    """The width and colour of each piece of the bars, in order."""
+    found = re.findall(r'<rect [^>]*width="([\d.]+)"[^>]*var\(--(\w+)\)', svg[svg.index("<a ") :])
+    return [(float(width), colour) for width, colour in found]
 
 
 def test_a_bar_of_an_emulated_cell_says_so(planted) -> None:
@@ -132,45 +140,56 @@ def test_a_bar_of_an_emulated_cell_says_so(planted) -> None:
         own = off(*[[10.0] * 4] * gpus)
         planted.points("ddp", {gpus: 12.0}, off_step_ns=own, evidence=evidence)
     planted.plan(repeats=1)
-    [block] = [one for one in anatomy_section(planted.analysed()).blocks if isinstance(one, Drawings)]
-    svg = str(block.drawings[0].svg)
+    [drawing] = drawings_of(planted.analysed())
+    svg = str(drawing.svg)
     assert ">ddp on 2<" in svg
     assert ">ddp on 4, emulated<" in svg
 
 
-def test_a_part_below_zero_has_no_bar(planted) -> None:
+WHOLE = 630 - 176 - 122
+"""The width of the longest bar."""
+
+
+def test_bars_are_the_ideal_and_the_losses_end_to_end_in_time(study) -> None:
+    [drawing] = drawings_of(study)
+    # Single: an ideal of 9.5 and input of 0.5 ms. Ddp: input 1, compute 10.5 - 9.5, transfer 3.5 and wait 1.
+    lengths = [9.5, 0.5, 9.5, 1.0, 1.0, 3.5, 1.0]
+    colours = ["rule", "green", "rule", "green", "blue", "vermillion", "orange"]
+    found = pieces_of(str(drawing.svg))
+    assert [width for width, _ in found] == pytest.approx([ms / 16 * WHOLE for ms in lengths], abs=0.1)
+    assert [colour for _, colour in found] == colours
+    assert "ddp on 2 16.0 ms, 40.6 % lost: ideal step 9.50 ms, input 1.00 ms, slower" in str(drawing.svg)
+    assert drawing.title.endswith("where a step's time goes, ms")
+
+
+def test_what_a_part_gains_is_taken_from_the_ideal(planted) -> None:
     planted.points("ddp", {2: 10.0}, input_ms=1.0, off_step_ns=off([10.0] * 4, [10.0] * 4))
     planted.plan(repeats=1)
-    # Blocks with the exchange took 9, those without it 10: -1 of transfer.
-    [one] = budgets_of(planted.analysed())
-    assert one.part_ns["transfer"] == pytest.approx(-1 * MS)
-    # 1 of input and 10 of compute are longer than the step of 10: in proportion they fill it.
-    drawing = budget_bars("bar", "work", [("ddp on 2", one)])
-    svg = str(drawing.svg)
-    input_, compute = widths(svg)
-    assert compute / input_ == pytest.approx(10.0, rel=0.01)
-    assert "vermillion" not in svg
-    # What it is a share of is said where it is not the step.
-    assert ">10.0 ms of 11.0 ms</text>" in svg
-    assert drawing.note.startswith("A bar labelled X of Y shows shares of Y")
+    # Blocks with the exchange took 9, those without it 10: -1 of transfer, so 9 of the ideal and 1 of input.
+    [drawing] = drawings_of(planted.analysed())
+    (ideal, _), (lost, colour) = pieces_of(str(drawing.svg))
+    assert (ideal, lost) == (pytest.approx(0.9 * WHOLE, abs=0.1), pytest.approx(0.1 * WHOLE, abs=0.1))
+    assert colour == "green"
+    assert "exposed transfer -1.00 ms" in str(drawing.svg)
+    # The mark is at the ideal of 10 ms, where the step ends.
+    assert f'd="M{176 + WHOLE:.1f} ' in str(drawing.svg)
 
 
-def widths(svg: str) -> list[float]:
-    """Return the widths of the parts of the bars, in the drawing's units."""
-    bars = svg[svg.index("<a ") :]
-    return [float(found) for found in re.findall(r'<rect [^>]*width="([\d.]+)"', bars)]
-
-
-def test_bars_are_the_parts_end_to_end_in_shares_of_their_steps(study) -> None:
-    alone, ddp = budgets_of(study)
-    drawing = budget_bars("bar", "work", [("single on 1", alone), ("ddp on 2", ddp)])
-    svg = str(drawing.svg)
-    whole = 630 - 190 - 58
-    # Single: input 0.5 and compute 9.5 of 10 ms. Ddp: 1, 10.5, 3.5 and 1 of 16 ms.
-    shares = [0.05, 0.95, 1 / 16, 10.5 / 16, 3.5 / 16, 1 / 16]
-    assert widths(svg) == pytest.approx([share * whole for share in shares], abs=0.1)
-    assert "single on 1 10.0 ms, of which input 5.0 %, compute 95.0 %" in svg
-    assert drawing.note == ""
+def test_the_largest_piece_of_a_bar_is_the_part_that_the_verdict_names() -> None:
+    study = large_study(seed=7)
+    colours = {"transfer": "vermillion", "compute": "blue", "wait": "orange"}
+    weak, strong = drawings_of(study)
+    for drawing, scaling in zip((weak, strong), verdict(study).workloads[0].scalings, strict=True):
+        for reach in (scaling.largest, scaling.dense):
+            [bar] = re.findall(
+                rf'<a [^>]*#cell-{reach.dominant.cell_id}".*?</a>', str(drawing.svg), re.DOTALL
+            )
+            lost = [piece for piece in pieces_of(bar) if piece[1] != "rule"]
+            assert max(lost)[1] == colours[reach.dominant.part]
+    # The ideal on 256 is a fraction of the one on 2: bars have their own, which are equally long.
+    assert strong.title.endswith("in ideal steps")
+    ideals = [width for width, colour in pieces_of(str(strong.svg)) if colour == "rule"]
+    assert max(ideals) == pytest.approx(min(ideals), rel=0.05)
 
 
 def test_a_bubble_is_a_part_of_pipelines_alone(planted, full_rows) -> None:

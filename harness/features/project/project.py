@@ -15,14 +15,13 @@ from harness.features.project.bands import band
 from harness.features.project.records import ProjectedSeries, ProjectedSize, Span, ahead
 from harness.features.project.refusals import Asked, Outside, peak_memory, refusal
 from harness.features.project.series import Measured, Replayed, answer, measured
-from reports.analysis.budget import budget, lost
+from reports.analysis.budget import LOSS_NAMES, budget, lost
 from reports.analysis.cost import HOUR_NS, CellCost, cell_costs
 from reports.analysis.figures import CellFigures
 from reports.analysis.knee import PAYS_FROM
 from reports.analysis.next_run import highest_price, matrix_call
 from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
-from reports.analysis.verdict.sentences import PART_WORDS
 from reports.text import devices, percent
 from results.cell import BASELINE_STRATEGY
 from results.errors import UsageError
@@ -192,4 +191,4 @@ def _loss(curve: Curve, one: CellFigures) -> str | None:
     part = found.largest
     if found.part_ns[part] <= 0:
         return None
-    return f"{PART_WORDS[part].partition(':')[0]}, {percent(found.part_ns[part] / own.step_ns)} of a step"
+    return f"{LOSS_NAMES[part]}, {percent(found.part_ns[part] / own.step_ns)} of a step"

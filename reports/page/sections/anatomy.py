@@ -1,7 +1,4 @@
-"""The anatomy of a step: its budget, for the fastest cell and for plain data parallelism at each size.
-
-Budgets are drawn as stacked bars in SVG: one row for each cell, with parts as shares of its step.
-"""
+"""Where a step's time goes: the ideal step, and what each part loses, for every strategy and size."""
 
 from __future__ import annotations
 
@@ -11,24 +8,30 @@ from functools import partial
 from markupsafe import Markup
 
 from reports import fields
-from reports.analysis.budget import PARTS, BudgetPart, CellBudget, budget, why_no_budget
+from reports.analysis.budget import (
+    LOSS_NAMES,
+    PARTS,
+    BudgetPart,
+    Lost,
+    budget,
+    loss_of,
+    why_no_budget,
+)
 from reports.analysis.communication import communication
-from reports.analysis.scaling import Curve, is_measured
+from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
 from reports.fields import Field
+from reports.page.chart import nice_ticks, short_names
 from reports.page.looks import ROW, cell_label, works
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Section, safe
 from reports.table import Column, figures, table, words
-from reports.text import count, duration, listed, percent
-from results.cell import REFERENCE_STRATEGY
+from reports.text import DURATIONS, count, duration, listed, percent, tick
 from results.grouping import grouped
 
-_SYNTHETIC = (
-    "the data are synthetic and made before the first step, so the time of a loader of real data is not in "
-    "it."
-)
 _NAMED = 3
 """The number of cells that are named with one remark."""
+Bar = tuple[str, Lost]
+"""The name of a bar, and what its step loses."""
 
 
 def anatomy_section(study: StudyFigures) -> Section | None:
@@ -36,9 +39,9 @@ def anatomy_section(study: StudyFigures) -> Section | None:
     if not study.cells:
         return None
     drawings = [
-        budget_bars(f"budget-{place}", f"{title}, {curves[0].key.kind}", rows)
+        loss_bars(f"budget-{place}", f"{title}, {curves[0].key.kind}", bars)
         for place, (title, curves) in enumerate(works(study))
-        if (rows := _rows(curves))
+        if (bars := _bars(curves))
     ]
     blocks: list[Block] = [Drawings(tuple(drawings))] if drawings else []
     if remarks := tuple(_remarks(study)):
@@ -48,19 +51,16 @@ def anatomy_section(study: StudyFigures) -> Section | None:
     )
 
 
-def _rows(curves: Sequence[Curve]) -> Labelled:
-    """Choose the fastest of each size, and plain ddp if it is not the fastest."""
-    found: dict[str, tuple[str, CellBudget]] = {}
-    for size in sorted({point.gpus for curve in curves for point in curve.points}):
-        here = [(curve, one) for curve in curves for one in curve.points if one.gpus == size]
-        fastest = max(here, key=lambda pair: (is_measured(pair[1]), pair[1].figures.samples_per_s.value))
-        plain = [pair for pair in here if pair[0].key.exchange == REFERENCE_STRATEGY]
-        for curve, point in (fastest, *plain):
-            own = budget(point.figures)
-            if own is not None:
-                emulated = f", {point.figures.no_claim}" if point.figures.no_claim else ""
-                found.setdefault(own.cell.id, (f"{curve.key.exchange} on {size:,}{emulated}", own))
-    return list(found.values())
+def _bars(curves: Sequence[Curve]) -> list[Bar]:
+    """The bars of every series by size, or of the largest sizes if they are many."""
+    points = [(curve.key.exchange, point) for curve in curves for point in curve.points]
+    sizes = sorted((point.gpus for _, point in points), reverse=True)
+    found = []
+    for exchange, point in points:
+        if point.gpus >= sizes[:_MOST_BARS][-1] and (loss := loss_of(point)):
+            alone = f", {point.figures.no_claim or 'no baseline'}" * (point.efficiency.metric is None)
+            found.append((f"{exchange} on {point.gpus:,}{alone}", loss))
+    return found
 
 
 def _remarks(study: StudyFigures) -> Iterator[str]:
@@ -69,7 +69,8 @@ def _remarks(study: StudyFigures) -> Iterator[str]:
     synthetic = sum(cell.cell.synthetic for cell in cells)
     if synthetic:
         where = "" if synthetic == len(cells) else f" of {synthetic:,} of {count(len(cells), 'cell')}"
-        yield f"Input{where} was not measured: {_SYNTHETIC}"
+        made = "the data are synthetic and made before the first step, without a loader of real data"
+        yield f"Input{where} was not measured: {made}."
     budgets = {cell.cell.id: one for cell in cells if (one := budget(cell)) is not None}
     warned = [one for one in budgets.values() if one.warning]
     if warned:
@@ -105,23 +106,23 @@ DEFINITIONS = (
             "exchange, with encoding. <em>Exposed transfer</em>: mean step with exchange to the last rank "
             "less the mean over s of the largest c(r, s), less the bubble. <em>Exposed wait</em>: the mean "
             "over s of the largest c(r, s) less compute. <em>Bubble</em>: stages of a pipeline that wait. "
-            "<em>Other</em>: the rest. All parts except the input are measured in later blocks of the run; "
-            "an other above 5 % is a warning, and a bar whose parts are longer than its step is drawn in "
-            "proportion. If the exchange cannot be switched off, the recorder's time blocked is used "
-            "instead of blocks without it."
+            "<em>Other</em>: the rest. All parts except the input are measured in later blocks of the run, "
+            "and an other above 5 % is a warning. If the exchange cannot be switched off, the recorder's "
+            "time blocked is used instead of blocks without it."
         ),
+    ),
+    Definition(
+        "method-loss",
+        "Ideal step",
+        "The compute of the baseline for the work of one device here: equal at all sizes under weak scaling, "
+        "a share of it under strong scaling. What a step takes beyond it is lost, in parts: compute above "
+        "the ideal, and all other parts of the budget. A part below zero, such as compute that is faster "
+        "than the baseline's, is taken from the ideal, so that a bar ends at the step time; a mark shows "
+        "the ideal. Without a baseline, the ideal is the step's own compute.",
     ),
 )
 
 
-PART_NAMES: Mapping[BudgetPart, str] = {
-    "input": "input",
-    "compute": "compute",
-    "transfer": "exposed transfer",
-    "wait": "exposed wait",
-    "bubble": "bubble",
-    "other": "other",
-}
 _COLOURS: Mapping[BudgetPart, str] = {
     "input": "green",
     "compute": "blue",
@@ -130,101 +131,98 @@ _COLOURS: Mapping[BudgetPart, str] = {
     "bubble": "purple",
     "other": "muted",
 }
-_WIDTH, _LEFT, _TOP, _ROW, _FOOT = 630.0, 190.0, 26.0, 17.0, 24.0
-_RIGHT, _RIGHT_OF_TWO = 58.0, 112.0
-"""Space for `263 ms`, and for `263 ms of 293 ms`."""
-_LONGER_FROM = 1.005
-"""Ratio of the parts of a bar to its step from which the bar shows both."""
-_LONGEST = 29
-
-Labelled = Sequence[tuple[str, CellBudget]]
+_IDEAL, _IDEAL_COLOUR = "ideal step", "rule"
+_WIDTH, _LEFT, _RIGHT, _ROW, _LINE, _FOOT = 630.0, 176.0, 122.0, 13.5, 16.0, 22.0
+"""The width of a drawing, the room for names and for `263 ms, 23.4 % lost`, the heights of a bar, a line of
+the legend and the foot."""
+_MOST_BARS = 60
 
 
-def budget_bars(name: str, title: str, rows: Labelled) -> Drawing:
-    """Draw the bars. A bar is a complete step, or its parts if these are longer; the text at its end says
-    which."""
-    longer = any(_is_longer(one) for _, one in rows)
-    scale = (_WIDTH - _LEFT - (_RIGHT_OF_TWO if longer else _RIGHT)) / 100
-    height = _TOP + _ROW * len(rows) + _FOOT
-    shown = [part for part in PARTS if any(one.part_ns.get(part, 0.0) > 0 for _, one in rows)]
-    parts, x = [], _LEFT
-    for part in shown:
-        # The legend.
+def loss_bars(name: str, title: str, bars: Sequence[Bar]) -> Drawing:
+    """Draw each step in time: the ideal, then what is lost, each piece as long as it takes."""
+    unit, units_ns = _units(bars)
+    end = max(loss.budget.step_ns / unit_ns for (_, loss), unit_ns in zip(bars, units_ns, strict=True))
+    per = (_WIDTH - _LEFT - _RIGHT) / end
+    shown = [part for part in PARTS if any(loss.part_ns.get(part) for _, loss in bars)]
+    parts, top = _legend({_IDEAL: _IDEAL_COLOUR} | {LOSS_NAMES[part]: _COLOURS[part] for part in shown})
+    height = top + _ROW * len(bars) + _FOOT
+    for value in nice_ticks(0, end):
+        x = _LEFT + value * per
         parts.append(
-            f'<rect x="{x:.0f}" y="4" width="10" height="10" style="fill: var(--{_COLOURS[part]})"/>'
-            f'<text x="{x + 14:.0f}" y="13">{PART_NAMES[part]}</text>\n'
+            f'<g class="tick"><path d="M{x:.1f} {top - 3:.0f}V{height - _FOOT + 3:.0f}"/>'
+            f'<text x="{x:.1f}" y="{height - 6:.0f}" text-anchor="middle">{tick(value)}</text></g>\n'
         )
-        x += 26 + 6.2 * len(PART_NAMES[part])
-    for share in (0, 25, 50, 75, 100):
-        x = _LEFT + share * scale
-        parts.append(
-            f'<g class="tick"><path d="M{x:.1f} {_TOP - 4:.0f}V{height - _FOOT:.0f}"/>'
-            f'<text x="{x:.1f}" y="{height - 8:.0f}" text-anchor="middle">{share}</text></g>\n'
-        )
-    for place, (label, one) in enumerate(rows):
-        parts += _bar(label, one, _TOP + place * _ROW, scale)
-    full = f"{title}: where a step's time goes, %"
+    names = short_names([label for label, _ in bars])
+    for place, (label, loss) in enumerate(bars):
+        parts += _bar(names[label], label, loss, top + place * _ROW, per / units_ns[place])
+    full = f"{title}: where a step's time goes, {unit}"
     head = (
         f'<svg class="chart bars" viewBox="0 0 {_WIDTH:.0f} {height:.0f}" role="group" '
         f'aria-labelledby="{name}-title">\n<title id="{name}-title">{safe(full)}</title>\n'
     )
-    note = (
-        "A bar labelled X of Y shows shares of Y, the sum of the parts, which are from slower steps."
-        if longer
-        else ""
-    )
-    columns: list[Column[tuple[str, CellBudget]]] = [
-        words("configuration", lambda row: row[0]),
-        figures("step", lambda row: fields.duration(row[1].step_ns), anchor="method-step-time"),
+    columns: list[Column[Bar]] = [
+        words("configuration", lambda bar: bar[0]),
+        figures("step", lambda bar: fields.duration(bar[1].budget.step_ns), anchor="method-step-time"),
+        figures(_IDEAL, lambda bar: fields.duration(bar[1].ideal_ns), anchor="method-loss"),
+        *(figures(LOSS_NAMES[part], partial(_part, part), anchor="method-loss") for part in shown),
     ]
-    columns += [figures(PART_NAMES[part], partial(_part, part), anchor="method-budget") for part in shown]
-    return Drawing(
-        name=name,
-        title=full,
-        svg=Markup(f"{head}{''.join(parts)}</svg>"),
-        width=_WIDTH,
-        note=note,
-        values=table(rows, columns),
-    )
+    svg = Markup(f"{head}{''.join(parts)}</svg>")
+    return Drawing(name=name, title=full, svg=svg, width=_WIDTH, values=table(bars, columns))
 
 
-def _part(part: BudgetPart, row: tuple[str, CellBudget]) -> Field:
-    return fields.duration(row[1].part_ns.get(part))
+def _units(bars: Sequence[Bar]) -> tuple[str, list[float]]:
+    """The unit of the axis, in ns for each bar: its own ideal where the ideals differ, as under strong
+    scaling."""
+    ideals, longest_ns = [loss.ideal_ns for _, loss in bars], max(loss.budget.step_ns for _, loss in bars)
+    if 0 < 1.01 * min(ideals) < max(ideals):
+        return "in ideal steps", ideals
+    unit_ns, unit = next((one for one in DURATIONS if longest_ns >= one[0]), DURATIONS[-1])
+    return unit, [unit_ns] * len(bars)
 
 
-def _drawn_ns(one: CellBudget) -> dict[BudgetPart, float]:
-    """The parts that are drawn: a part below zero counts as 0."""
-    return {part: max(0.0, ns) for part, ns in one.part_ns.items()}
+def _part(part: BudgetPart, bar: Bar) -> Field:
+    return fields.duration(bar[1].part_ns.get(part))
 
 
-def _is_longer(one: CellBudget) -> bool:
-    """Whether the parts are longer than the step: most are from later steps, which may have been slower."""
-    return sum(_drawn_ns(one).values()) > _LONGER_FROM * one.step_ns
+def _legend(names: Mapping[str, str]) -> tuple[list[str], float]:
+    """The names with their colours, in as many lines as they need, and where the bars begin."""
+    parts, x, y = [], 0.0, 4.0
+    for name, colour in names.items():
+        width = 28 + 6.4 * len(name)
+        if x + width > _WIDTH:
+            x, y = 0.0, y + _LINE
+        parts.append(
+            f'<rect x="{x:.0f}" y="{y:.0f}" width="10" height="10" style="fill: var(--{colour})"/>'
+            f'<text x="{x + 14:.0f}" y="{y + 9:.0f}">{name}</text>\n'
+        )
+        x += width
+    return parts, y + 22
 
 
-def _bar(label: str, one: CellBudget, top: float, scale: float) -> Iterator[str]:
-    """Draw the parts in their shares of the step, or of their sum if that is longer."""
-    parts = _drawn_ns(one)
-    whole = max(one.step_ns, sum(parts.values()))
-    said = ", ".join(f"{PART_NAMES[part]} {percent(ns / one.step_ns)}" for part, ns in parts.items() if ns)
-    short = label if len(label) <= _LONGEST else f"{label[:16]}...{label[-10:]}"
-    together = f"; the parts together {duration(whole)}" if _is_longer(one) else ""
-    end = _LEFT + 100 * scale + 5
-    length = f"{duration(one.step_ns)} of {duration(whole)}" if _is_longer(one) else duration(one.step_ns)
+def _bar(short: str, label: str, loss: Lost, top: float, per: float) -> Iterator[str]:
+    """Draw the pieces end to end, and a mark at the ideal."""
+    lost = {part: ns for part in PARTS if (ns := loss.part_ns.get(part))}
+    ideal_ns = loss.ideal_ns + sum(min(0.0, ns) for ns in lost.values())
+    pieces = [(_IDEAL_COLOUR, ideal_ns), *((_COLOURS[part], ns) for part, ns in lost.items())]
+    length = f"{duration(loss.budget.step_ns)}, {percent(loss.share)} lost"
+    said = ", ".join(f"{LOSS_NAMES[part]} {duration(ns)}" for part, ns in lost.items())
     full = "" if short == label else f" ({label})"
     # The name begins with the words that are seen: who speaks to the browser says these.
     yield (
-        f'<a class="point" href="#{safe(ROW + one.cell.id)}" '
-        f'aria-label="{safe(f"{short} {length}, of which {said}{together}{full}")}">'
-        f'<text x="{_LEFT - 8:.0f}" y="{top + 11.5:.1f}" text-anchor="end">{safe(short)}</text>'
+        f'<a class="point" href="#{safe(ROW + loss.budget.cell.id)}" '
+        f'aria-label="{safe(f"{short} {length}: {_IDEAL} {duration(loss.ideal_ns)}, {said}{full}")}">'
+        f'<text x="{_LEFT - 7:.0f}" y="{top + 10.5:.1f}" text-anchor="end">{safe(short)}</text>'
     )
     x = _LEFT
-    for part in PARTS:
-        width = 100 * parts.get(part, 0.0) / whole * scale
-        if width > 0:
+    for colour, ns in pieces:
+        if ns > 0:
             yield (
-                f'<rect x="{x:.1f}" y="{top + 2:.1f}" width="{width:.1f}" height="{_ROW - 4:.0f}" '
-                f'style="fill: var(--{_COLOURS[part]})"/>'
+                f'<rect x="{x:.1f}" y="{top + 1:.1f}" width="{ns * per:.1f}" height="{_ROW - 2.5:.1f}" '
+                f'style="fill: var(--{colour})"/>'
             )
-        x += width
-    yield f' <text x="{end:.1f}" y="{top + 11.5:.1f}">{length}</text></a>\n'
+            x += ns * per
+    mark = _LEFT + loss.ideal_ns * per
+    yield (
+        f'<path d="M{mark:.1f} {top:.1f}v{_ROW - 0.5:.1f}" style="stroke: var(--ink)"/>'
+        f' <text x="{x + 5:.1f}" y="{top + 10.5:.1f}">{length}</text></a>\n'
+    )
