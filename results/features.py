@@ -21,7 +21,7 @@ from results.registry import load
 
 T = TypeVar("T")
 TABLE = "harness.features"
-Hook = Literal["find_batches", "fit_batches", "measure_noise", "nights", "status"]
+Hook = Literal["find_batches", "fit_batches", "measure_noise", "nights", "preflight", "status"]
 """Functions of features that the core calls where they are there; `hook` says how.
 
 - `fit_batches(request, earlier, limit) -> request`: `--batch-size auto` with the batches that earlier plans
@@ -30,6 +30,7 @@ Hook = Literal["find_batches", "fit_batches", "measure_noise", "nights", "status
   runs, each of which `execute(study, plan)` makes; it returns an exit code if the command is to end with it.
 - `measure_noise(budget, baselines) -> exit code`: `bench doctor --noise`.
 - `nights(folder, console) -> Section or None`: the changes between the nights in a folder.
+- `preflight(nodes, slow_below, options) -> exit code`: `bench doctor --nodes`.
 - `status(folder) -> sentence or None`: what a folder without a study holds.
 """
 

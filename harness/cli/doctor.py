@@ -23,6 +23,7 @@ from harness.machine.device import (
     visible_gpus,
 )
 from harness.machine.torch_devices import ask_torch, torch_version
+from harness.plan.study_file import StudyFile
 from harness.terminal.console import Console
 from results.catalogue.gpus import catalogue_name
 from results.errors import MachineError, UsageError, bench_call
@@ -35,7 +36,10 @@ _HEADS = ("what", "found")
 @click.command(name="doctor")
 @click.option("--site", metavar="FILE", help="Check this site profile against its cluster, too.")
 @click.option(
-    "--launcher", "launcher_name", metavar="NAME", help="The launcher whose cluster --write describes."
+    "--launcher",
+    "launcher_name",
+    metavar="NAME",
+    help="The launcher whose cluster --write describes, and whose nodes --nodes examines.",
 )
 @click.option(
     "--write",
@@ -48,38 +52,61 @@ _HEADS = ("what", "found")
     is_flag=True,
     help="Measure how far equal runs differ here, and write the margins of bench compare.",
 )
-@click.option("--budget", metavar="TIME", default="3m", help="How long --noise may measure.")
+@click.option(
+    "--budget",
+    metavar="TIME",
+    help="How long --noise may measure (3m), or the devices of --nodes multiply (20s).",
+)
 @click.option(
     "--baselines",
     type=click.Path(path_type=Path),
     default=Path("baselines"),
     help="Where --noise writes thresholds/MACHINE.json.",
 )
+@click.option(
+    "--nodes",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Preflight: compare the devices and the network of N nodes of --launcher.",
+)
+@click.option(
+    "--slow-below",
+    metavar="SHARE",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.85,
+    show_default=True,
+    help="Share of the median of all nodes below which --nodes calls a node slow.",
+)
 @click.option("--json", "as_json", is_flag=True, help="The tables as JSON.")
 def doctor_command(
     site: str | None,
     *,
     noise: bool,
-    budget: str,
+    budget: str | None,
     baselines: Path,
     as_json: bool,
-    **of_profile: Any,
+    **of_cluster: Any,
 ) -> int:
     """Check whether this machine can run studies, and how well. Exit code 1 if it cannot run one.
 
     With --site, studies run elsewhere: the exit code is 1 if something in the profile is wrong.
     With --launcher and --write, it writes the profile of a cluster (docs/clusters.md).
+    With --nodes, it examines nodes of the launcher, and the exit code is 1 if one is slow or wrong.
     With --noise, it runs a small cell in fresh launches until --budget is spent (docs/gate.md).
     """
-    if any(of_profile.values()):
-        return _write_site(**of_profile)
+    nodes, slow_below = of_cluster.pop("nodes"), of_cluster.pop("slow_below")
+    if nodes is not None:
+        options = StudyFile(launcher=of_cluster["launcher_name"], site=site, budget=budget or "20s")
+        return _preflight(nodes, slow_below, options)
+    if any(of_cluster.values()):
+        return _write_site(**of_cluster)
     if noise and as_json:
         raise UsageError("--json is for what doctor finds, and --noise writes a JSON file: leave one out")
     if noise:
         measure_noise = hook("measure_noise")
         if measure_noise is None:
             raise UsageError("--noise needs a feature that this installation lacks")
-        return int(measure_noise(budget, baselines))
+        return int(measure_noise(budget or "3m", baselines))
     # The profile is checked first: if it has an error, that error is the only output.
     found = None if site is None else _site_checks(Path(site))
     console = Console()
@@ -99,9 +126,16 @@ def doctor_command(
     return 1 if any(each.level == "wrong" for each in found) else 0
 
 
+def _preflight(nodes: int, slow_below: float, options: StudyFile) -> int:
+    examine = hook("preflight")
+    if examine is None:
+        raise UsageError("--nodes needs a feature that this installation lacks")
+    return int(examine(nodes, slow_below, options))
+
+
 def _write_site(launcher_name: str | None, write: Path | None) -> int:
     if launcher_name is None or write is None:
-        raise UsageError("--launcher NAME and --write FILE go together: give both, or none")
+        raise UsageError("--launcher NAME goes with --write FILE or --nodes N: give one of them")
     text = launcher(launcher_name).found_site()
     if text is None:
         raise UsageError(f"--launcher {launcher_name} cannot describe its cluster: docs/sites has examples")

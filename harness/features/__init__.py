@@ -4,6 +4,7 @@ FEATURES = (
     "train",
     "tune",
     "network",
+    "preflight",
     "project",
     "review",
     "gate",

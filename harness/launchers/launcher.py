@@ -113,6 +113,10 @@ class Launcher(ABC):
         """
         return None
 
+    def excluding(self, nodes: Sequence[str]) -> Sequence[str]:
+        """Lines that say how jobs are kept off these nodes; none if this launcher does not choose nodes."""
+        return ()
+
     def check_site(self, path: Path) -> Sequence[SiteCheck] | None:
         """Check the profile of a cluster in a file; None if this launcher reads no profiles.
 

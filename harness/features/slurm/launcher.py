@@ -171,6 +171,10 @@ class SlurmLauncher(JobLauncher):
     def found_site(self) -> str:
         return found_profile(Client())
 
+    def excluding(self, nodes: Sequence[str]) -> Sequence[str]:
+        listed = ",".join(nodes)
+        return [f"#SBATCH --exclude={listed}", f'directives: {{exclude: "{listed}"}}    # in the profile']
+
     def check_site(self, path: Path) -> Sequence[SiteCheck]:
         """Check a profile against the cluster's description, and ask the scheduler about a job by it.
 

@@ -1,0 +1,1 @@
+"""Examine the node of a rank."""
