@@ -54,7 +54,7 @@ def preflight(nodes: int, slow_below: float, given: StudyFile) -> int:
 
 
 class Preflight(Matrix):
-    """One preflight, in a folder of its own: nodes that were fine yesterday are examined again."""
+    """One preflight, in a new folder: nodes that were fine yesterday are examined again."""
 
     order = Order(kind="preflight")
 
@@ -71,7 +71,7 @@ class Preflight(Matrix):
         if code or not self._launcher.several_hosts:
             return code
         self._console.note(
-            f"waiting for the job; Ctrl-C leaves it alone, and {bench_call('cancel', study.root)} ends it"
+            f"waiting for the job; Ctrl-C does not end it, and {bench_call('cancel', study.root)} ends it"
         )
         while self._is_live(study):
             time.sleep(POLL_S)

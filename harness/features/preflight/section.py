@@ -34,10 +34,7 @@ class Preflighted(NamedTuple):
 
 
 def read_preflight(reading: Reading) -> Preflighted | None:
-    """The verdict in the folder of the study, or in the folder around it.
-
-    None: there is none, or the page must not have names of hosts.
-    """
+    """The verdict in the folder of the study, or in the folder around it; None under a redaction, too."""
     root = reading.study.root.resolve()
     path = next((one for one in (root, root.parent) if (one / PREFLIGHT_FILE).exists()), None)
     if path is None or reading.redact:
@@ -64,10 +61,7 @@ def _marked(reading: Reading, verdict: Verdict) -> Mapping[str, frozenset[str]]:
 
 
 def node_names(study: Study, launch: Launch) -> Sequence[str]:
-    """The scheduler's names of a launch's nodes, in the order of node ranks; empty if it had no job.
-
-    A job that was put back into the queue may have other nodes in each start; those of its last one count.
-    """
+    """The scheduler's names of a launch's nodes in the last start of its job; empty if it had no job."""
     starts = JobStore(study.root).starts(launch.job_id) if launch.job_id else ()
     return starts[-1].nodes[: launch.placement.nodes] if starts else ()
 

@@ -1,7 +1,7 @@
 """Which nodes are slow or wrong: pure functions over what the ranks of a preflight have found.
 
-A figure is slow below a share of the median over all nodes. The bandwidth of a node is that of its best pair:
-a partner that is slow does not make it slow.
+A figure is slow below a share of the median over all nodes. The bandwidth of a node is the bandwidth of its
+best pair: a partner that is slow does not make it slow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Reduced(msgspec.Struct, frozen=True, kw_only=True):
     """All-reduces over some nodes, as one rank saw them."""
 
     over: str
-    """What moved them: `nccl` or `gloo`."""
+    """The backend that moved them."""
     nodes: tuple[int, ...]
     ranks: int
     payload_bytes: int
@@ -35,7 +35,7 @@ class Reduced(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Examined(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank has found."""
+    """The findings of one rank."""
 
     products: list[float]
     """FLOP/s of its device in each slice, in their order."""
@@ -62,7 +62,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     slow_below: float
     nodes: tuple[NodeVerdict, ...]
     notes: tuple[str, ...] = ()
-    """What was found of no single node, sentences."""
+    """Sentences on findings of more than one node."""
 
     @property
     def named(self) -> tuple[NodeVerdict, ...]:
@@ -77,7 +77,7 @@ _Rates = Mapping[tuple[str, tuple[int, ...]], float]
 
 
 def judge(records: Sequence[RankRecord], names: Sequence[str], slow_below: float) -> Verdict:
-    """Judge nodes by the records of all ranks of one run; `names` are those of the nodes, in order."""
+    """Judge nodes by the records of all ranks of one run. `names` has the name of each node, in order."""
     found = [msgspec.convert(record.measured, Examined) for record in records]
     rates = _bandwidths(found)
     rows = [*_of_devices(records, found), *_of_nodes(rates)]
@@ -103,7 +103,7 @@ def judge(records: Sequence[RankRecord], names: Sequence[str], slow_below: float
 
 
 def _told(records: Sequence[RankRecord], found: Sequence[Examined]) -> Iterator[tuple[int, str]]:
-    """What devices themselves report: before and after the work, and errors during it."""
+    """Yield the faults that devices report, with those during the run."""
     for record, one in zip(records, found, strict=True):
         during = [text for text in record.warnings if text.startswith(f"rank {record.rank}: ")]
         yield from ((record.node_rank, text) for text in (*one.faults, *during))
@@ -171,4 +171,4 @@ def _notes(
         elif len(nodes) == 2 and rate < slow_below * median(every) and not faults.keys() & set(nodes):
             yield f"{said}, {percent(rate / median(every))} of the median pair."
     if len(names) == 2:
-        yield "Two nodes have one pair: which end of it is slow cannot be told."
+        yield "Two nodes have one pair, which shows no difference between their links."

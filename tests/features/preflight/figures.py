@@ -10,14 +10,16 @@ from reports.analysis.study import StudyFigures
 
 
 def a_verdict(slow: str = "n2", host: str = "host-2") -> Verdict:
-    """Of two nodes the second is slow."""
+    """The verdict on two nodes, of which the second is slow."""
     found = {"products": 4e14, "all-reduce with another over nccl": 9e10}
     return Verdict(
         measured_at="2026-01-02T03:04:05.000Z",
         slow_below=0.85,
         nodes=(
             NodeVerdict(name="n1", host="host-1", figures=found),
-            NodeVerdict(name=slow, host=host, figures=found | {"products": 1e14}, faults=(f"{slow} is slow",)),
+            NodeVerdict(
+                name=slow, host=host, figures=found | {"products": 1e14}, faults=(f"{slow} is slow",)
+            ),
         ),
         notes=("An all-reduce over all nodes has 90 GB/s over nccl.",),
     )

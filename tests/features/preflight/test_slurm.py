@@ -43,7 +43,7 @@ Gloo's lower rank listens, and both ends of a connection on one machine have its
 """
 PYTHON = """\
 #!/bin/sh
-# The Python of a node's agent; that of the job is on the first node, outside of the network.
+# The Python of the agents; the job's program is on the first node, outside of the network.
 case "$*" in
 *slurm.agent*)
     export GLOO_SOCKET_IFNAME=e${{SLURMD_NODENAME#n}}
@@ -56,7 +56,7 @@ esac
 
 @contextmanager
 def network() -> Iterator[int]:
-    """The process that holds the network of the nodes; skips where the kernel has none."""
+    """The process that holds the network of the nodes; skips where none can be made."""
     path = {**os.environ, "PATH": PATH}
     if os.geteuid() or any(shutil.which(tool, path=PATH) is None for tool in TOOLS):
         pytest.skip("a network of nodes needs root, util-linux and iproute2")

@@ -26,7 +26,7 @@ def nodes(record_of):
     pairs that differ from 100 ms; `others` are fields of `Examined` or facts of the environment, by node.
     """
 
-    def make(slow_ms: dict[tuple[int, int], int] = {}, **others: dict[int, Any]) -> list[RankRecord]:
+    def make(slow_ms: dict[tuple[int, int], int] | None = None, **others: dict[int, Any]) -> list[RankRecord]:
         records = []
         for node in range(4):
             own = {name: values[node] for name, values in others.items() if node in values}
@@ -36,7 +36,7 @@ def nodes(record_of):
                 Reduced(over="gloo", nodes=pair, ranks=2, payload_bytes=8_000_000, duration_ns=[took, took])
                 for pair in PAIRS
                 if node in pair
-                for took in [slow_ms.get(pair, 100) * MS - (node == pair[1])]
+                for took in [(slow_ms or {}).get(pair, 100) * MS - (node == pair[1])]
             ]
             found = base | {name: value for name, value in own.items() if name in base}
             facts = {name: value for name, value in own.items() if name not in base}

@@ -1,7 +1,7 @@
 """Examine the devices and the network of every rank: what a preflight compares over nodes.
 
-Virtual nodes of one kernel multiply in turns, because they share its cores. Nodes of their own multiply at
-once, as in training.
+Virtual nodes of one kernel multiply in turns, because they share its cores. Other nodes multiply
+at once, as in training.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from harness.features.preflight.order import rounds_of_pairs
 from harness.features.preflight.verdict import Examined, Reduced
-from harness.machine.device import Gpu, gpu_warnings, visible_gpus
+from harness.machine.device import Gpu, gpu_warnings, read_fact, visible_gpus
 from harness.worker.exchange.group import ExchangeGroup
 from harness.worker.rank.context import Run, device_uuid
 from results.plan import Placement
@@ -92,7 +92,7 @@ def _products(run: Run) -> Iterator[float]:
 
 def _turns(run: Run) -> tuple[int, int]:
     """The turns of a round, and the turn of this node: its place among the nodes of its kernel."""
-    kernel = float(int(_KERNEL.read_text(encoding="ascii").replace("-", "")[:12], 16))
+    kernel = float(int((read_fact(_KERNEL) or "0").replace("-", "")[:12], 16))
     own = float(run.around.rank.node_rank)
     every = run.around.control.of_all([kernel, own])
     nodes = {one: sorted({node for other, node in every if other == one}) for one, _ in every}
