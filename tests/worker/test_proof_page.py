@@ -1,4 +1,4 @@
-"""docs/proof.md lists the defects that are planted, no other, and says of each what its test asserts."""
+"""planted.md lists the defects that are planted, no other, and says of each what its test asserts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PAGE = HERE.parents[1] / "docs" / "proof.md"
+PAGE = HERE / "planted.md"
 FILES = ("mutations", "exchange", "strategies", "sampled")
 PLANTED_IN = tuple(HERE / f"test_proof_{name}.py" for name in FILES) + tuple(
     HERE / f"test_{name}.py" for name in ("promises", "late_proof")
@@ -56,7 +56,7 @@ def _caught(test: str) -> str:
 
 def _listed() -> dict[str, str]:
     """Whether each defect of the page is caught: its lists are `- CHECK: DEFECT; DEFECT.`"""
-    lists = PAGE.read_text(encoding="utf-8").partition("## Planted defects")[2]
+    lists = PAGE.read_text(encoding="utf-8")
     listed = {}
     for item in re.findall(r"^- (.+?)\.$", lists, re.MULTILINE | re.DOTALL):
         check, colon, defects = " ".join(item.split()).rpartition(": ")
