@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from harness.launchers.jobs import forget as forget_jobs
 from harness.machine.code import planned_code
 from harness.reporting.reading import warn_of_lost_plans
 from harness.terminal.console import Console
+from reports.analysis.outcomes import run_counts
 from reports.text import count
 from results.errors import BenchError, SchedulerError, UsageError, bench_call
 from results.features import hook, inner_folders
@@ -72,10 +73,17 @@ def status_command(study: str, *, watch: bool, as_json: bool) -> int:
             rows = [[cell.cell, cell.state, str(cell.ok), str(cell.planned), cell.others] for cell in cells]
             if rows:
                 console.table(CELL_HEADS, rows, numeric=[False, False, True, True, False])
+                console.result(_runs_text(folder, {cell.cell for cell in cells}))
         if not (watch and runs):
             break
         console.result()
     return int(any(cell.ok < cell.planned for cell in cells))
+
+
+def _runs_text(study: Study, cells: Set[str]) -> str:
+    """The runs of the planned cells, counted as a report counts them."""
+    runs = (run for run in study.outcomes() if run.cell_id in cells)
+    return run_counts(runs, study.review().excluded).text
 
 
 def status_rows(statuses: Sequence[JobStatus]) -> list[list[str]]:

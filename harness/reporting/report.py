@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.terminal.console import Console
 from harness.terminal.narrow import narrow_lines
 from harness.terminal.table_text import GAP, column_widths, total_width
 from reports.analysis.headline import headline, headline_table
-from reports.analysis.outcomes import failures_text
 from reports.analysis.size_to_buy import CPU
 from reports.analysis.study import StudyFigures
-from reports.analysis.verdict.brief import Clause, brief
-from reports.analysis.verdict.verdict import verdict
-from reports.text import count
+from reports.analysis.verdict.verdict import Record, StudyVerdict, verdict
 from results import files
 from results.features import MEASURED
 from results.store import Study
@@ -91,50 +88,41 @@ def print_verdict(figures: StudyFigures, console: Console) -> None:
     """Print the verdict of the study, at most `VERDICT_LINES` lines a workload, and what to run next."""
     found = verdict(figures)
     console.result()
-    for one in found.workloads:
-        named = [one.workload] if len(found.workloads) > 1 and one.answer is None else []
-        lead = f"{one.workload}: " if len(found.workloads) > 1 else ""
-        for line in textwrap.wrap(f"{lead}{one.answer}", console.width) if one.answer else ():
-            console.result(line)
-        for line in [*named, *clause_lines([*brief(one)], console.width, VERDICT_LINES - len(named))]:
-            console.result(line)
-    if any(size.absent == CPU for one in found.workloads for size in one.to_buy):
-        console.result(f"No size to buy is named, because {CPU}.")
-    if figures.failures:
-        missing = f"{len(figures.failures):,} of {count(len(figures.pools), 'cell')}"
-        failed = [one for one in figures.failures if one.runs]
-        clause = f"without a figure: {missing}: {failures_text(figures.failures)}"
-        for line in [
-            *textwrap.wrap(clause, console.width),
-            *(command_lines(figures.logs_call(failed[0].cell.id), console.width) if failed else ()),
-        ]:
-            console.result(line)
-    for line in textwrap.wrap(figures.review_text, console.width):
+    for line in _verdict_lines(figures, found, console.width):
         console.result(line)
-    if found.next_run is not None:
-        told = f"next: {found.next_run.order}, since {found.next_run.why}:"
-        for line in [
-            *textwrap.wrap(told, console.width),
-            *command_lines(found.next_run.command, console.width),
-        ]:
-            console.result(line)
     console.result()
 
 
-def clause_lines(clauses: Sequence[Clause], width: int, most: int) -> list[str]:
-    """The clauses in at most `most` lines; clauses without room are only in the report."""
-    pad = max((len(one.title) for one in clauses), default=0) + len(GAP)
+def _verdict_lines(figures: StudyFigures, found: StudyVerdict, width: int) -> Iterator[str]:
+    for one in found.workloads:
+        lead = f"{one.workload}: " if len(found.workloads) > 1 else ""
+        yield from textwrap.wrap(f"{lead}{one.answer or 'every figure is emulated'}", width)
+        yield from record_lines(one.records, width, VERDICT_LINES)
+    if any(size.absent == CPU for one in found.workloads for size in one.to_buy):
+        yield f"No size to buy is named, because {CPU}."
+    yield from textwrap.wrap(f"{figures.cells_text}. {figures.run_counts.text}.", width)
+    if failed := [one for one in figures.failures if one.runs]:
+        yield from command_lines(figures.logs_call(failed[0].cell.id), width)
+    yield from textwrap.wrap(figures.review_text, width)
+    if found.next_run is not None:
+        yield from textwrap.wrap(f"next: {found.next_run.order}, since {found.next_run.why}:", width)
+        yield from command_lines(found.next_run.command, width)
+
+
+def record_lines(records: Sequence[Record], width: int, most: int) -> list[str]:
+    """The records in at most `most` lines; records without room are only in the report."""
+    pad = max((len(one.what) for one in records), default=0) + len(GAP)
     wrapped = {
         id(one): textwrap.wrap(
-            f"{one.title.ljust(pad)}{one.text}", width, subsequent_indent=" " * pad, break_on_hyphens=False
+            f"{one.what.ljust(pad)}{one.short}", width, subsequent_indent=" " * pad, break_on_hyphens=False
         )
-        for one in clauses
+        for one in records
     }
     kept: set[int] = set()
-    for one in sorted(clauses, key=lambda one: one.rank):
+    for one in sorted(records, key=lambda one: one.rank):
         if sum(len(wrapped[each]) for each in (*kept, id(one))) <= most:
             kept.add(id(one))
-    return [line for one in clauses if id(one) in kept for line in wrapped[id(one)]]
+    return [line for one in records if id(one) in kept for line in wrapped[id(one)]]
 
 
 def command_lines(command: str, width: int) -> list[str]:

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from reports.analysis.assumptions import Assumptions, Quote, quote
-from reports.analysis.figures import CellFigures
+from reports.analysis.figures import CellFigures, differences_in_training
 from reports.analysis.study import StudyFigures
-from reports.text import device_word
-from results.cell import Cell
+from reports.text import device_word, devices, duration, listed, metric
+from results.cell import Cell, label
 from results.outcome import Evidence
 from results.statistics import Metric, over_runs
 
@@ -122,6 +122,46 @@ def cheapest_within(frontier: Frontier, within_s: float) -> CellCost | None:
         cost for cost in frontier.best if cost.epoch_ns is not None and cost.epoch_ns.value <= within_s * 1e9
     ]
     return in_time[-1] if in_time else None
+
+
+def cheapest_text(frontier: Frontier) -> str:
+    """Name the cheapest cell and the fastest; how fast the loss falls is not compared."""
+    cheapest, fastest = frontier.cheapest, frontier.fastest
+    told = f"{_named(cheapest)} is the cheapest at {_usd_and_time(cheapest)} a million samples"
+    clauses = differences_in_training(cheapest.figures, {one.cell.precision for one in frontier.costs})
+    unlike = f"; it {listed(clauses)}: compare its loss too" if clauses else ""
+    if fastest is cheapest:
+        return f"{told}, and no cell is faster{unlike}"
+    return f"{told}{unlike}; {_named(fastest)} is the fastest at {_usd_and_time(fastest)}"
+
+
+def within_text(frontier: Frontier, within_s: float) -> str:
+    """Name the cheapest cell that finishes an epoch in the time asked about."""
+    limit, samples = duration(within_s * 1e9), frontier.fastest.epoch_samples
+    if samples is None:
+        return f"which cell finishes an epoch within {limit} is open: {NO_EPOCH}"
+    asked = f"an epoch of {samples:,} samples within {limit}"
+    cheapest = cheapest_within(frontier, within_s)
+    told = cheapest or frontier.fastest
+    assert told.epoch_ns is not None
+    assert told.usd_per_epoch is not None
+    which = f"{_named(told)} at {metric(told.usd_per_epoch).value} and {duration(told.epoch_ns.value)}"
+    if cheapest is None:
+        return f"{asked}: no cell does, the fastest is {which}"
+    late = (told.epoch_ns.high or 0.0) > within_s * 1e9
+    return f"{asked}: the cheapest is {which}{'; its interval reaches beyond that time' if late else ''}"
+
+
+def _named(cost: CellCost) -> str:
+    cell = cost.cell
+    return (
+        f"{label(cell)} on {devices(cell.gpus, cell.device)}, batch {cell.batch_per_replica:,} per replica,"
+    )
+
+
+def _usd_and_time(cost: CellCost) -> str:
+    assert cost.usd_per_million_samples is not None
+    return f"{metric(cost.usd_per_million_samples).value} and {duration(cost.million_samples_ns.value)}"
 
 
 def _cost(one: CellFigures, assumptions: Assumptions, gpus_per_node: int) -> CellCost:

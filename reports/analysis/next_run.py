@@ -12,18 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from math import log
 from statistics import fmean
 from typing import Literal
 
 from reports.analysis.assumptions import KNEE
 from reports.analysis.cost import HOUR_NS, cell_costs
-from reports.analysis.figures import CellFigures
 from reports.analysis.holes import SETTLED
 from reports.analysis.outcomes import EXCLUDED, NOT_RUN, outcome_words
-from reports.analysis.scaling import Curve, Piece, piece_of
+from reports.analysis.scaling import Curve, Piece, piece_of, rate
 from reports.analysis.series import SeriesKey, setting_of
-from reports.analysis.size_to_buy import PICK, Candidate, Picked, candidates_of, holes_of, sizes_to_buy
+from reports.analysis.size_to_buy import PICK, Picked, SizeToBuy, candidates_of, holes_of, sizes_to_buy
 from reports.analysis.study import StudyFigures
 from reports.text import count, listed, order
 from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, REFERENCE_STRATEGY, UNCOMPRESSED, StepPolicy
@@ -60,10 +60,6 @@ class NextRun:
         """Return what to run with what it takes: `6 runs of ddp on 16 (about 0.4 GPU-hours, 1.20 USD)`."""
         return order(self.what, self.gpu_hours, self.usd)
 
-    @property
-    def sentence(self) -> str:
-        return f"Run next {self.order}, since {self.why}: {self.command}"
-
 
 def next_run(study: StudyFigures) -> NextRun | None:
     """The run that the study needs next.
@@ -73,8 +69,26 @@ def next_run(study: StudyFigures) -> NextRun | None:
     """
     if any(plan.order is not None for plan in study.plans):
         return None
-    choice = _choice(study)
-    return _hole(study, choice) or _without_figure(study) or _left_open(study, choice)
+    piece = next((one for one in map(_piece, sizes_to_buy(study), repeat(study)) if one), None)
+    picked = _picked(study, piece) if piece else None
+    hole = _hole(study, piece, picked) if piece and picked else None
+    return hole or _without_figure(study) or (_left_open(study, piece, picked) if piece else None)
+
+
+def _piece(size: SizeToBuy, study: StudyFigures) -> Piece | None:
+    """The work of a size to buy, if it was measured."""
+    piece = piece_of(study.curves, size.workload, size.scaling)
+    return piece if piece is not None and piece.measured else None
+
+
+def _picked(study: StudyFigures, piece: Piece) -> Picked | None:
+    """Pick by the goal or, if it names no size, by the knee; None where there is one size."""
+    candidates, _ = candidates_of(piece, {cost.cell.id: cost for cost in cell_costs(study)})
+    if len({one.gpus for one in candidates}) < 2:
+        return None
+    goals = (study.assumptions.goal, KNEE)
+    picks = (PICK[goal.kind](piece, candidates, goal) for goal in goals)
+    return next((one for one in picks if isinstance(one, Picked)), None)
 
 
 def _without_figure(study: StudyFigures) -> NextRun | None:
@@ -83,41 +97,15 @@ def _without_figure(study: StudyFigures) -> NextRun | None:
     if not gaps:
         return None
     curve, gap = min(gaps, key=lambda pair: (pair[1].outcome != NOT_RUN, pair[1].gpus))
-    failed = gap.outcome not in (NOT_RUN, EXCLUDED)
-    unmeasured = "reviewers excluded its runs" if gap.outcome == EXCLUDED else "it was planned and not run"
-    why = f"it failed ({outcome_words(gap.outcome or '')})" if failed else unmeasured
-    return _run(study, curve, (gap.gpus,), kind="failed" if failed else "first", why=why)
+    whys = {NOT_RUN: "it was planned and not run", EXCLUDED: "reviewers excluded its runs"}
+    why = whys.get(gap.outcome or "", f"it failed ({outcome_words(gap.outcome or '')})")
+    return _run(study, curve, (gap.gpus,), kind=_kind_of(curve, (gap.gpus,)), why=why)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Choice:
-    """The first piece of work that was measured, with what is bought of it."""
-
-    piece: Piece
-    candidates: Sequence[Candidate]
-    picked: Picked | None
-
-
-def _choice(study: StudyFigures) -> _Choice | None:
-    found = (piece_of(study.curves, size.workload, size.scaling) for size in sizes_to_buy(study))
-    piece = next((one for one in found if one is not None and one.measured), None)
-    if piece is None:
-        return None
-    candidates, _ = candidates_of(piece, {cost.cell.id: cost for cost in cell_costs(study)})
-    picked: Picked | str | None = None
-    if len({one.gpus for one in candidates}) > 1:
-        goal = study.assumptions.goal
-        picked = PICK[goal.kind](piece, candidates, goal)
-        if isinstance(picked, str):
-            picked = PICK[KNEE.kind](piece, candidates, KNEE)
-    return _Choice(piece=piece, candidates=candidates, picked=picked if isinstance(picked, Picked) else None)
-
-
-def _hole(study: StudyFigures, choice: _Choice | None) -> NextRun | None:
+def _hole(study: StudyFigures, piece: Piece, picked: Picked) -> NextRun | None:
     """The sizes without a figure at which the choice may lie, of the curve with the most of them."""
-    if choice is None or choice.picked is None:
-        return None
-    found = holes_of(study, choice.piece, choice.picked, choice.candidates)
+    candidates, _ = candidates_of(piece, {cost.cell.id: cost for cost in cell_costs(study)})
+    found = holes_of(study, piece, picked, candidates)
     if not found:
         return None
     hole = max(found, key=lambda one: len(one.sizes))
@@ -137,14 +125,10 @@ def _kind_of(curve: Curve, sizes: Sequence[int]) -> NextKind:
     return "first" if outcomes else "size"
 
 
-def _left_open(study: StudyFigures, choice: _Choice | None) -> NextRun | None:
-    """The size that leaves the choice open in the first piece of work that was measured."""
-    if choice is None:
-        return None
-    piece, picked = choice.piece, choice.picked
+def _left_open(study: StudyFigures, piece: Piece, picked: Picked | None) -> NextRun | None:
+    """The size that leaves the choice open."""
     if len({point.gpus for _, point in piece.measured}) == 1:
-        fastest = max(piece.measured, key=lambda named: named[1].figures.samples_per_s.value)
-        return _larger(study, fastest[0], "only one size was measured")
+        return _larger(study, max(piece.measured, key=rate)[0], "only one size was measured")
     if picked is None:
         return None
     # Take the curve with the most sizes among those that have the chosen cell or are measured against it.
@@ -167,30 +151,21 @@ def _more_runs(study: StudyFigures, piece: Piece, curve: Curve, picked: Picked) 
     if fewest >= FEWEST_FOR_INTERVAL and not picked.open:
         return None
     enough = FEWEST_FOR_INTERVAL if fewest < FEWEST_FOR_INTERVAL else 2 * fewest
-    few = [one for one in deciding.values() if len(one.runs) < enough]
+    few = {key: one for key, one in deciding.items() if len(one.runs) < enough}
     # Disturbed runs stay in the study, and others come in addition to them.
-    wanted = max(one.pool.disturbed_out for one in few) + enough
-    ids = {one.cell.id for one in few}
+    wanted = max(one.pool.disturbed_out for one in few.values()) + enough
 
-    def asked(of: Curve) -> tuple[int, ...]:
-        return tuple(point.gpus for point in of.points if point.figures.cell.id in ids)
-
-    def single(of: Curve) -> CellFigures | None:
-        there = of.single.figures if of.single is not None and joins(of) else None
-        return there if there is not None and there.cell.id in ids and asked(of) else None
+    def sizes_of(of: Curve) -> tuple[int, ...]:
+        own = tuple(point.gpus for point in of.points if point.figures.cell.id in few)
+        alone = own and of.single is not None and of.single.figures.cell.id in few and joins(of)
+        return (1, *own) if alone else own
 
     # One call runs one series and its single device: the series with most of these cells, and the series of
     # the chosen cell if several have the same number.
     series = [curve, *(other for other in piece.curves if other is not curve)]
-    at = max(
-        series, key=lambda one: (len(asked(one)) + (single(one) is not None), max(asked(one), default=0))
-    )
+    at = max(series, key=lambda one: (len(sizes_of(one)), max(sizes_of(one), default=0)))
     why = picked.open[0] if picked.open else f"the answer rests on {count(fewest, 'run')} a size"
-    gpus, alone = asked(at), single(at)
-    sizes = gpus if alone is None else (1, *gpus)
-    run = _run(study, at, sizes, kind="repeats", why=why, repeats=wanted)
-    each = " each" if len(sizes) > 1 else ""
-    return replace(run, what=f"{count(wanted, 'run')}{each} of {run.what}")
+    return _run(study, at, sizes_of(at), kind="repeats", why=why, repeats=wanted)
 
 
 def _larger(study: StudyFigures, curve: Curve, why: str) -> NextRun | None:
@@ -202,11 +177,10 @@ def _larger(study: StudyFigures, curve: Curve, why: str) -> NextRun | None:
         return None
     if any(gap.gpus > last.gpus for gap in curve.gaps):
         return None
-    key = curve.key
-    if key.strategy == BASELINE_STRATEGY:
-        # This strategy runs on only one device.
-        key = replace(key, strategy=REFERENCE_STRATEGY)
-    return _run(study, replace(curve, key=key), (gpus,), kind="size", why=why)
+    # The strategy of one device runs on no more.
+    name = REFERENCE_STRATEGY if curve.key.strategy == BASELINE_STRATEGY else curve.key.strategy
+    own = replace(curve, key=replace(curve.key, strategy=name))
+    return _run(study, own, (gpus,), kind="size", why=why)
 
 
 def _run(
@@ -219,33 +193,34 @@ def _run(
     repeats: int | None = None,
 ) -> NextRun:
     """More `repeats` of a series may include its single device, as the first of `gpus`."""
-    points = [point.figures for point in curve.points if point.gpus in gpus]
-    single = curve.single.figures if curve.single and kind == "repeats" else None
-    alone = single if single and gpus[0] == 1 and curve.points[0].gpus > 1 else None
-    own = gpus if alone is None else gpus[1:]
-    what = f"{curve.key.label} on {listed([f'{size:,}' for size in own])}"
-    if alone is not None:
-        points, what = [alone, *points], f"{alone.cell.strategy} on 1 and {what}"
-    hours = gpu_hours(curve, gpus, repeats or _request(study, curve.key).repeats)
+    key, single, own = curve.key, None, {one.gpus: one.figures.cell for one in curve.points}
+    if repeats is not None and 1 in gpus and 1 not in own and curve.single is not None:
+        single = curve.single.figures.cell
+        own[1] = single
+    sizes = listed([f"{size:,}" for size in gpus if size > 1 or single is None])
+    what = f"{f'{single.strategy} on 1 and ' if single else ''}{key.label} on {sizes}"
+    if repeats is not None:
+        what = f"{count(repeats, 'run')}{' each' if len(gpus) > 1 else ''} of {what}"
+    hours = gpu_hours(curve, gpus, repeats or _request(study, key).repeats)
     price = highest_price(study)
     return NextRun(
         kind=kind,
-        workload=curve.key.workload,
-        strategy=curve.key.label,
+        workload=key.workload,
+        strategy=key.label,
         gpus=tuple(gpus),
-        cells=tuple(one.cell.id for one in points),
+        cells=tuple(own[size].id for size in gpus if size in own),
         what=what,
         why=why,
         command=matrix_call(
             study,
-            curve.key,
+            key,
             gpus,
             repeats=repeats,
             rerun=kind == "failed",
-            alone=alone.cell.strategy if alone else None,
+            alone=single.strategy if single else None,
         ),
         gpu_hours=hours,
-        usd=hours * price if hours is not None and price is not None else None,
+        usd=None if hours is None or price is None else hours * price,
     )
 
 
@@ -300,23 +275,15 @@ def matrix_call(
     of `gpus`: `joins` says whether one call can do both.
     """
     request = _request(study, key)
-    batch = key.constant_batch
-    scaling = ("--scaling", key.kind, "--global-batch-size", batch)
-    words: list[object] = [*(study.placed or ("--name", study.name))]
-    words += ["--workload", key.workload]
+    words: list[object] = [*(study.placed or ("--name", study.name)), "--workload", key.workload]
     words += ["--strategy", key.strategy if alone is None else f"{alone},{key.strategy}"]
-    words += [
-        "--gpus",
-        ",".join(map(str, gpus)),
-        *(("--batch-size", batch) if key.kind == "weak" else scaling),
-    ]
-    words += ["--repeats", request.repeats if repeats is None else repeats]
+    words += ["--gpus", ",".join(map(str, gpus))]
+    scaling = ("--scaling", key.kind, "--global-batch-size") if key.kind == "strong" else ("--batch-size",)
+    words += [*scaling, key.constant_batch, "--repeats", request.repeats if repeats is None else repeats]
     defaults = {"compression": UNCOMPRESSED, "collective": DEFAULT_COLLECTIVE, "link": NO_LINK}
     for name, default in defaults.items():
-        if getattr(key, name) != default:
-            words += [f"--{name}", getattr(key, name)]
-    words += [*_settings(request), *(("--rerun", "failed") if rerun else ())]
-    return bench_call("matrix", *words)
+        words += _option(name, getattr(key, name), default)
+    return bench_call("matrix", *words, *_settings(request), *(("--rerun", "failed") if rerun else ()))
 
 
 def _request(study: StudyFigures, key: SeriesKey) -> Request:
@@ -344,15 +311,16 @@ def joins(curve: Curve) -> bool:
     )
 
 
+def _option(name: str, value: object, default: object) -> tuple[object, ...]:
+    return () if value == default else (f"--{name.replace('_', '-')}", value)
+
+
 def _settings(request: Request) -> Iterator[object]:
     """Options of the matrix that differ from their defaults."""
     for name in _VALUES:
-        value = getattr(request, name)
-        if value != getattr(_DEFAULTS, name):
-            yield from (f"--{name.replace('_', '-')}", value)
+        yield from _option(name, getattr(request, name), getattr(_DEFAULTS, name))
     yield from ("--device", request.device)
-    if request.backend != ("nccl" if request.device == "cuda" else "gloo"):
-        yield from ("--backend", request.backend)
+    yield from _option("backend", request.backend, "nccl" if request.device == "cuda" else "gloo")
     if request.activation_checkpointing:
         kind = "selective" if request.activation_checkpointing == "selective" else "activation"
         yield f"--{kind}-checkpointing"
@@ -360,14 +328,7 @@ def _settings(request: Request) -> Iterator[object]:
         yield "--compile"
     for variable in request.env:
         yield from ("--env", variable)
-    yield from _steps(request.steps)
-
-
-def _steps(policy: StepPolicy) -> Iterator[object]:
-    default = StepPolicy()
+    steps, default = request.steps, StepPolicy()
     for name, option in _STEPS.items():
-        value = getattr(policy, name)
-        if value != getattr(default, name):
-            yield from (f"--{(option or name).replace('_', '-')}", value)
-    if policy.budget_s != default.budget_s:
-        yield from ("--budget", f"{policy.budget_s:g}s")
+        yield from _option(option or name, getattr(steps, name), getattr(default, name))
+    yield from _option("budget", f"{steps.budget_s:g}s", f"{default.budget_s:g}s")

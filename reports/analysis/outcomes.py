@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from reports.analysis.pooling import Pool
-from reports.text import listed
+from reports.text import count, listed
 from results.cell import Cell, inferred_out_of_memory, pruning_reason
 from results.grouping import grouped
 from results.outcome import Outcome
@@ -44,6 +45,43 @@ class LostRun:
 
     cell: Cell
     run: RunResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCounts:
+    """The number of runs by their end: each run is ok, failed or excluded."""
+
+    ok: int
+    disturbed: int
+    """Ok runs that other processes disturbed, in a figure or not."""
+    failed: Mapping[str, int]
+    """Runs without success by their outcome, `cancelled` too, the most frequent first."""
+    excluded: int
+    """Runs that reviewers excluded."""
+
+    @property
+    def text(self) -> str:
+        """`12 runs: 10 ok, 2 of them disturbed; 1 crashed, 1 cancelled`."""
+        total = self.ok + sum(self.failed.values()) + self.excluded
+        disturbed = f", {self.disturbed:,} of them disturbed" if self.disturbed else ""
+        failed = [f"{number:,} {outcome_words(outcome)}" for outcome, number in self.failed.items()]
+        excluded = [f"{self.excluded:,} excluded by review"] if self.excluded else []
+        parts = (f"{self.ok:,} ok{disturbed}", ", ".join(failed), *excluded)
+        return f"{count(total, 'run')}: {'; '.join(filter(None, parts))}"
+
+
+def run_counts(runs: Iterable[RunResult], excluded: Collection[str] = ()) -> RunCounts:
+    """Count runs, as the terminal, the page and `bench status` show them; `excluded` are ids of runs."""
+    every = list(runs)
+    counted = [run for run in every if run.run_id not in excluded]
+    ok = [run for run in counted if run.outcome is Outcome.OK]
+    failed = Counter(str(run.outcome) for run in counted if run.outcome is not Outcome.OK)
+    return RunCounts(
+        ok=len(ok),
+        disturbed=sum(run.disturbed for run in ok),
+        failed=dict(failed.most_common()),
+        excluded=len(every) - len(counted),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +160,8 @@ def failures_text(failures: Iterable[Failure]) -> str:
 
 
 def outcome_words(outcome: str) -> str:
-    """An outcome as a reader reads it: `out of memory`."""
-    return outcome.replace("_", " ")
+    """An outcome as a reader reads it: `out of memory`; for an unknown one, what was found instead."""
+    return "unreadable or unfinished record" if outcome == Outcome.UNKNOWN else outcome.replace("_", " ")
 
 
 def reason_of(run: RunResult) -> str:

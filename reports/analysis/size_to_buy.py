@@ -386,15 +386,6 @@ class SizeToBuy:
         """`16 GPUs with ddp`, or `none: ...`."""
         return self.choice.text if self.choice else f"none: {self.absent}"
 
-    @property
-    def sentence(self) -> str:
-        """The answer, why, and how sure it is."""
-        if self.choice is None:
-            return f"No size to buy: {self.absent}."
-        because = f": {'; '.join(self.doubts)}" if self.doubts else ""
-        told = f"To buy: {self.choice.size} {self.choice.how}, {self.goal}"
-        return f"{told} ({self.confidence} confidence{because}): {self.why}."
-
 
 def sizes_to_buy(study: StudyFigures) -> tuple[SizeToBuy, ...]:
     """The sizes of each workload under each rule that has a figure; workloads with a size come first."""

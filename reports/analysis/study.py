@@ -13,7 +13,17 @@ from typing import Any
 
 from reports.analysis.assumptions import Assumptions
 from reports.analysis.figures import CellFigures, cell_figures
-from reports.analysis.outcomes import Failure, LostRun, SkippedSizes, failures, lost_runs, skipped_sizes
+from reports.analysis.outcomes import (
+    Failure,
+    LostRun,
+    RunCounts,
+    SkippedSizes,
+    failures,
+    failures_text,
+    lost_runs,
+    run_counts,
+    skipped_sizes,
+)
 from reports.analysis.pooling import LeftOut, Pool, pool
 from reports.analysis.scaling import Curve, curves
 from reports.analysis.series import SeriesSetting, merged_series, setting_labels, standing_skips
@@ -157,6 +167,17 @@ class StudyFigures:
         runs = count(sum(len(pool.every) for pool in self.pools.values()), "run")
         words = f"{excluded:,} of {runs} {EXCLUDED}" if excluded else ""
         return "; ".join(text for text in (words, self.approval) if text)
+
+    @property
+    def run_counts(self) -> RunCounts:
+        return run_counts((run for pool in self.pools.values() for run in pool.every), self.review.excluded)
+
+    @property
+    def cells_text(self) -> str:
+        """`5 of 8 cells have a figure; without one: 2 crashed (mlp), 1 not run (mlp)`."""
+        without = [one for one in self.failures if one.cell.id not in self.complete]
+        missing = f"; without one: {failures_text(without)}" if without else ""
+        return f"{len(self.cells):,} of {count(len(self.pools), 'cell')} have a figure{missing}"
 
     def logs_call(self, cell_id: str) -> str:
         """The command that prints what the ranks of a cell's last run have printed."""

@@ -1,6 +1,7 @@
 """Studies as one JSON document: cells with their figures and intervals, and the facts of the verdict.
 
-Its history: 1, the first. `docs/exports.md` describes its contents.
+Its history: 1, the first; 2, the verdict of a workload is its answer and records, instead of facts of each
+sentence. `docs/exports.md` describes its contents.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from results.foreign_text import in_json
 from results.schema import WRITER, Json
 
 SCHEMA = "bench/export"
-VERSION = 1
+VERSION = 2
 
 
 def json_document(studies: Sequence[StudyFigures]) -> str:
@@ -40,6 +41,7 @@ def _study(study: StudyFigures) -> Json:
         "planned_at": [plan.created_at for plan in study.plans],
         "commands": list(study.commands),
         "sizes_count": study.devices_word,
+        "runs": study.run_counts,
         "verdict": {"sentences": found.sentences, "workloads": found.workloads, "next_run": found.next_run},
         **({} if study.compare_over is None else {"compare_over": _over(study, study.compare_over)}),
         **({"review": study.review.entries, "approval": study.approval} if study.review.entries else {}),

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from reports.analysis.headline import headline_table
 from reports.analysis.side_by_side import SideBySide, side_by_side
 from reports.analysis.study import StudyFigures, summary
-from reports.analysis.verdict.made_from import made_from
 from reports.analysis.verdict.verdict import verdict
 from reports.page.sections.comparison import comparison_table
 from reports.page.sections.environment import environment_table
@@ -138,15 +137,11 @@ def _latex_table(study: StudyFigures) -> str:
 
 
 def _caption(study: StudyFigures) -> str:
-    workloads = dict.fromkeys(one.cell.workload for one in study.cells.values())
-    made = {name: made_from(study, name).sentence for name in workloads}
-    several = len(made) > 1
-    told = " ".join(f"{name}: {text}" if several else text for name, text in made.items() if text is not None)
     ends = (
         "Interval: of the step time over runs (below six runs their range); in parentheses: the "
         "interval of the efficiency."
     )
-    return " ".join(part for part in (f"Scaling of {escaped(study.name)}.", escaped(told), ends) if part)
+    return f"Scaling of {escaped(study.name)}. {escaped(study.run_counts.text)}. {ends}"
 
 
 def _row(texts: Sequence[str]) -> str:

@@ -67,7 +67,7 @@ def derive(cell: Cell, run_id: str, records: Sequence[RankRecord], attempt: Atte
 
 
 def run_outcome(cell: Cell, run_id: str, records: Sequence[RankRecord], attempt: Attempt | None) -> RunResult:
-    """The result of one run with its outcome, proof and environment, and without figures.
+    """The outcome of one run, its proof and environment, and whether it was disturbed, without figures.
 
     It takes half the time of `derive`, makes the same checks, and so raises the same SchemaErrors.
     """
@@ -79,7 +79,8 @@ def run_outcome(cell: Cell, run_id: str, records: Sequence[RankRecord], attempt:
     quads_of(ranks)
     if matched is not None:
         peak_bandwidth(ranks)
-    return replace(facts, proof=_proof(ranks), absent=_absent(ranks))
+    _, disturbed = _foreign(ranks)
+    return replace(facts, proof=_proof(ranks), absent=_absent(ranks), disturbed=disturbed)
 
 
 def _facts(cell: Cell, run_id: str, ranks: list[RankRecord], attempt: Attempt | None) -> RunResult:
@@ -183,9 +184,7 @@ def _measured(facts: RunResult, cell: Cell, ranks: list[RankRecord], *, startup_
     phases = _phases(ranks, step_ns.value)
     p10, median, p90, p99 = (float(q) for q in np.percentile(per_step, [10, 50, 90, 99]))
     losses, losses_every = mean_losses(ranks)
-    foreign = _largest(rank.foreign_cpu_cores for rank in ranks)
-    ranks_of_hosts = Counter(rank.environment.host for rank in ranks)
-    cores_used = max(ranks_of_hosts.values()) * first.environment.threads
+    foreign, disturbed = _foreign(ranks)
     memories = [rank.memory for rank in ranks if rank.memory is not None]
     absent = _absent(ranks)
     quads = [rank.quads for rank in ranks if rank.quads is not None]
@@ -221,7 +220,7 @@ def _measured(facts: RunResult, cell: Cell, ranks: list[RankRecord], *, startup_
         training=first.training,
         replicas_agree=_replicas_agree(ranks),
         foreign_cpu_cores=foreign,
-        disturbed=foreign is not None and foreign > DISTURBED_ABOVE * cores_used,
+        disturbed=disturbed,
         setup_ns=_largest(rank.setup_ns for rank in ranks),
         first_step_ns=_largest(rank.first_step_ns for rank in ranks),
         startup_ns=startup_ns,
@@ -232,6 +231,14 @@ def _measured(facts: RunResult, cell: Cell, ranks: list[RankRecord], *, startup_
         ),
         absent=absent | no_rates | no_accounts,
     )
+
+
+def _foreign(ranks: list[RankRecord]) -> tuple[float | None, bool]:
+    """The cores that other processes took, and whether this disturbs the run."""
+    foreign = _largest(rank.foreign_cpu_cores for rank in ranks)
+    ranks_of_hosts = Counter(rank.environment.host for rank in ranks)
+    cores_used = max(ranks_of_hosts.values()) * ranks[0].environment.threads
+    return foreign, foreign is not None and foreign > DISTURBED_ABOVE * cores_used
 
 
 def _rates(cell: Cell, ranks: list[RankRecord], seconds: float) -> tuple[dict[str, Any], dict[str, str]]:

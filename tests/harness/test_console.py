@@ -12,14 +12,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.cli import run
-from harness.reporting.report import clause_lines, command_lines, print_headline
+from harness.reporting.report import command_lines, print_headline, record_lines
 from harness.terminal.console import Console, Standing
 from harness.terminal.narrow import narrow_lines
 from harness.terminal.table_text import column_widths, fitted_lines, table_lines
 from reports.analysis.headline import HeadlineRow
 from reports.analysis.scaling import Efficiency, NoClaim
 from reports.analysis.study import analyse
-from reports.analysis.verdict.brief import Clause
+from reports.analysis.verdict.verdict import Record
 from results.statistics import Metric
 
 
@@ -169,11 +169,11 @@ def _row(strategy: str, *, disturbed: bool) -> HeadlineRow:
 
 
 def test_the_verdict_takes_six_lines_a_workload_and_the_lowest_ranks_stay() -> None:
-    clauses = [
-        Clause(title=f"title {rank}", text=" ".join(["word"] * words), rank=rank)
+    records = [
+        Record(what=f"title {rank}", figure=" ".join(["word"] * words), rank=rank)
         for rank, words in ((0, 5), (5, 60), (1, 5), (2, 20), (3, 40), (4, 2))
     ]
-    lines = clause_lines(clauses, 80, 6)
+    lines = record_lines(records, 80, 6)
     assert len(lines) <= 6
     assert max(map(len, lines)) <= 80
     assert [line[:7] for line in lines if line.startswith("title")] == [

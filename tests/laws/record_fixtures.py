@@ -127,7 +127,16 @@ def derived(cell: Cell, records: Sequence[RankRecord], attempt: Attempt | None =
             run_outcome(cell, "run-1", records, attempt)
         raise
     outcome = run_outcome(cell, "run-1", records, attempt)
-    for name in ("outcome", "reason", "proof", "started_at", "environment", "evidence", "ranks_present"):
+    for name in (
+        "outcome",
+        "reason",
+        "proof",
+        "started_at",
+        "environment",
+        "evidence",
+        "ranks_present",
+        "disturbed",
+    ):
         assert getattr(outcome, name) == getattr(run, name)
     return run
 

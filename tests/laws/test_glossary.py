@@ -20,7 +20,6 @@ ALLOWED = {
     ),
     "batch size": ("flags and stored plans have it", "harness/cli", "harness/plan", "results/plan.py"),
     "chunk": ("a piece of a message, and torch's pipelining", "harness/launch", "strategies"),
-    "configuration": ("a strategy at a size, in the exported verdict", "reports/analysis", "reports/page"),
     "seat": ("where a side of a pair runs", "harness/features/gate/paired"),
     "world size": ("what DeepSpeed asks for", "strategies/deepspeed"),
     "session": (

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from generated_study import large_study
 
 from reports.analysis.size_to_buy import CPU
 from reports.analysis.verdict.verdict import verdict
-from results.outcome import Evidence
+from results.outcome import Evidence, Outcome
+from results.record import Training
+
+ALONE = Training(differences=("averages with its neighbours",), averages_all_gradients=False)
 
 
 def answered(study) -> str:
@@ -40,9 +44,66 @@ def test_the_speed_up_is_named_and_what_the_others_reach_with_the_reason(planted
 def test_two_sizes_of_weak_and_strong_scaling_are_weighed_in_time_and_money() -> None:
     first, trade = answered(large_study(seed=7)).rstrip(".").split(" of resamples")[1].split(". 8 GPUs ")
     assert "going from 8 to 16 changes throughput by" in first
-    assert "if its loss is as good, ddp + powersgd:4, which compresses its gradients, pays up to 256" in first
     assert "for an epoch at a global batch of 64; 128 GPUs take" in trade
     assert "% dearer, if the larger batch trains as well" in trade
+
+
+def test_what_trains_otherwise_and_pays_is_the_second_choice_with_its_condition(new_study, tmp_path) -> None:
+    # It pays up to 256, where the named strategy does not.
+    larger = answered(large_study(seed=7))
+    assert (
+        "second choice, if its loss is as good: ddp + powersgd:4, which compresses its gradients, has 77.3 % "
+        "on 256, where ddp has 32.1 %" in larger
+    )
+    # On as many devices: 40 / 22 and 40 / 30 on 4.
+    planted = new_study(tmp_path / "study", device="cuda")
+    planted.points("single", {1: [10.0, 10.01, 9.99]})
+    for compression, steps in (("none", (10.5, 14.0)), ("bf16", (10.2, 11.0))):
+        sizes = {gpus: [ms, 1.001 * ms, 0.999 * ms] for gpus, ms in zip((2, 4), steps, strict=True)}
+        planted.points("ddp", sizes, compression=compression)
+    planted.plan()
+    told = answered(planted.analysed())
+    assert told.startswith("ddp on 2 GPUs ") or told.startswith("ddp on 4 GPUs ")
+    assert (
+        "second choice, if its loss is as good: ddp + bf16, which compresses its gradients, has 90.9 %"
+        in told
+    )
+
+
+@pytest.mark.parametrize(
+    ("axes", "clause"),
+    [
+        ({"strategy": "local-sgd:4"}, "it averages every 4 steps: "),
+        ({"strategy": "ddp", "compression": "topk:0.01"}, "it compresses its gradients: "),
+        ({"strategy": "fsdp:params=bf16"}, "it gathers parameters in bf16: "),
+        ({"strategy": "gossip", "training": ALONE}, "it averages with its neighbours: "),
+        ({"strategy": "ddp", "collective": "ring"}, ""),
+    ],
+)
+def test_a_fastest_that_trains_otherwise_says_so_and_has_the_plain_one_beside_it(
+    planted, axes, clause
+) -> None:
+    timing = {"input_ms": 0.0, "off_step_ns": lambda rank: [10_000_000] * 4}
+    planted.points("single", {1: [10.0] * 3}, input_ms=0.0)
+    planted.points("ddp", {2: [25.0, 25.01, 24.99]}, **timing)
+    planted.points(axes.pop("strategy"), {2: [12.0, 12.01, 11.99]}, **timing, **axes)
+    planted.plan()
+    told = answered(planted.analysed())
+    assert clause in told
+    assert ("compare its loss too" in told) is bool(clause)
+    # 12 / 25.
+    assert "slower: ddp, 48.0 % of its rate, because its exchange is not hidden" in told
+
+
+def test_a_size_that_rests_on_a_hole_is_named_so_far(new_study, new_timing, tmp_path) -> None:
+    planted = new_study(tmp_path / "study", device="cuda")
+    planted.points("single", {1: [10.0, 10.01, 9.99]})
+    planted.points("ddp", {2: [10.2, 10.21, 10.19]})
+    planted.points("ddp", {4: 1.0}, outcome=Outcome.CRASHED)
+    planted.plan()
+    told = answered(planted.analysed())
+    assert "the size to buy so far (2 to 4 GPUs; ddp on 4 has no figure)" in told
+    assert "100 %" not in told
 
 
 def test_a_study_of_stand_ins_has_no_answer(planted) -> None:

@@ -76,7 +76,7 @@ def no_constant(name: str) -> None:
 def test_the_figures_of_the_json_are_those_of_the_report(studies) -> None:
     document = json.loads(export_text(studies, "json"), parse_constant=no_constant)
     assert list(document) == ["schema", "schema_version", "writer", "studies", "comparison"]
-    assert (document["schema"], document["schema_version"]) == ("bench/export", 1)
+    assert (document["schema"], document["schema_version"]) == ("bench/export", 2)
     told = document["studies"][0]
     cells = {cell["id"]: cell for cell in told["cells"]}
     rows = headline(studies[0])

@@ -67,8 +67,8 @@ def test_nothing_is_decided_by_it(planted) -> None:
     [found] = sizes_to_buy(analysed(planted))
     assert (found.choice.gpus, found.choice.proven) == (4, True)
     assert found.left_out == ("ddp on 8 (not proven)",)
-    scaling = verdict(analysed(planted)).workloads[0].scalings[0]
-    assert scaling.fastest.gpus == 4
+    [found] = verdict(analysed(planted)).workloads[0].reaches
+    assert found.gpus == 4
     assert analysed(planted).pools[wrong.id].unproven == WRONG.detail
 
 
@@ -76,7 +76,6 @@ def test_a_reader_may_buy_it_and_the_answer_says_so(planted) -> None:
     [found] = sizes_to_buy(analysed(planted, unproven=True))
     assert (found.choice.gpus, found.choice.proven) == (8, False)
     assert "ddp, which is not proven" in found.text
-    assert "ddp, which is not proven" in found.sentence
     assert found.confidence == "low"
     assert "1 cell of 4 not proven" in found.doubts
 

@@ -62,9 +62,6 @@ def test_the_knee_is_what_is_bought_by_default_and_what_it_rests_on_is_said(gpus
         == "knee between 4 and 8: going from 4 to 8 changes throughput by +0 % (0 to 0; 100 % would be ideal)"
     )
     assert (found.rests_on.runs, found.rests_on.fewest_runs, len(found.rests_on.deciding)) == (24, 6, 3)
-    assert found.sentence.startswith(
-        "To buy: 4 GPUs with ddp, the last size up to which every growth pays (high confidence): knee"
-    )
 
 
 @pytest.mark.parametrize(
@@ -234,7 +231,7 @@ def test_the_next_run_is_the_one_that_the_choice_waits_for(gpus) -> None:
         "--repeats 6 --device cuda"
     )
     assert few.what == "6 runs each of ddp on 2, 4 and 8"
-    assert few.sentence.startswith(f"Run next {few.order}, since the answer rests on 3 runs a size: bench ")
+    assert few.why == "the answer rests on 3 runs a size"
     left_open = next_run(analysed(gpus({1: 10.0, 2: 10.5, 4: 14.0}, spread=0.03)))
     assert (left_open.kind, left_open.gpus, "--repeats 12" in left_open.command) == ("repeats", (2, 4), True)
     larger = next_run(analysed(gpus({1: 10.0, 2: 10.1, 4: 10.2})))
@@ -391,7 +388,7 @@ def test_the_verdict_says_both_in_the_same_words(gpus) -> None:
     study = analysed(gpus())
     told = verdict(study)
     [size] = sizes_to_buy(study)
-    assert told.sentences[0] == size.sentence
+    assert told.workloads[0].records[0].short == "4 GPUs with ddp (high confidence)"
     assert told.workloads[0].to_buy == (size,)
     assert told.next_run == next_run(study)
 

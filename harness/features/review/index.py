@@ -20,7 +20,6 @@ from reports import fields
 from reports.analysis.outcomes import outcome_words
 from reports.analysis.side_by_side import side_by_side
 from reports.analysis.study import StudyFigures
-from reports.analysis.verdict.brief import brief
 from reports.analysis.verdict.verdict import verdict
 from reports.fields import Field
 from reports.page.render import render_sections
@@ -128,13 +127,13 @@ def _cells(row: _Row) -> Field:
 
 
 def answer_of(study: StudyFigures) -> str:
-    """The first two clauses of the verdict on each workload, as the terminal has them."""
+    """The first two records of the verdict on each workload, as the terminal has them."""
     found = verdict(study).workloads
     answers = []
     for one in found:
-        clauses = "; ".join(f"{clause.title}: {clause.text}" for clause in [*brief(one)][:2])
-        if clauses:
-            answers.append(f"{one.workload}: {clauses}" if len(found) > 1 else clauses)
+        told = "; ".join(f"{record.what}: {record.short}" for record in one.records[:2])
+        if told:
+            answers.append(f"{one.workload}: {told}" if len(found) > 1 else told)
     return ". ".join(answers) or NOTHING
 
 

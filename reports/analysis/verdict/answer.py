@@ -37,18 +37,18 @@ def answer(study: StudyFigures, sizes: Sequence[SizeToBuy]) -> str | None:
 
     A second sentence weighs the two sizes that weak and strong scaling name.
     """
+    smallest = study.assumptions.smallest_effect
     for bought in sizes:
         piece = piece_of(study.curves, bought.workload, bought.scaling)
-        smallest = study.assumptions.smallest_effect
-        lead = _lead(piece, bought, smallest) if piece else None
+        lead = lead_of(piece, bought, smallest) if piece else None
         if piece is not None and lead is not None:
-            others = _others(piece, lead, smallest)
-            first = "; ".join([f"{_speed_up(lead)}{_why(bought)}", *others, *_second_choice(piece, lead)])
-            return ". ".join([first, *_trade(study, sizes)]) + "."
+            first = f"{_speed_up(lead)}{_why(bought)}"
+            others = (*_others(piece, lead, smallest), *_second_choice(piece, lead, smallest))
+            return ". ".join(["; ".join([first, *others]), *_trade(study, sizes)]) + "."
     return None
 
 
-def _lead(piece: Piece, bought: SizeToBuy, smallest: float) -> Named | None:
+def lead_of(piece: Piece, bought: SizeToBuy, smallest: float) -> Named | None:
     """The size to buy; without one the fastest at the largest measured size, or, if it is not shown to be
     slower than that, what trains as plain data parallelism does."""
     if bought.choice is not None:
@@ -57,25 +57,31 @@ def _lead(piece: Piece, bought: SizeToBuy, smallest: float) -> Named | None:
     largest = max((point.gpus for _, point in piece.measured), default=0)
     there = sorted((one for one in piece.measured if one[1].gpus == largest), key=rate, reverse=True)
     level = [one for one in there if ties(there[0][1].figures, one[1].figures, smallest)]
-    plain = (one for one in level if not differences_in_training(one[1].figures, ()))
+    plain = (one for one in level if not _unlike(piece, one))
     return next(plain, next(iter(there), None))
+
+
+def _unlike(piece: Piece, named: Named) -> tuple[str, ...]:
+    """How a point trains otherwise than plain data parallelism in the fullest precision of the piece."""
+    precisions = {point.figures.cell.precision for _, point in piece.measured}
+    return tuple(differences_in_training(named[1].figures, precisions))
 
 
 def _speed_up(lead: Named) -> str:
     """`ddp on 2 GPUs trains 1.83 times as fast as one device`."""
     curve, point = lead
     where = f"{curve.key.label} on {devices(point.gpus, point.figures.cell.device)}"
-    times = _times(lead)
-    if times is None or point.efficiency.baseline is None:
+    faster = times(lead)
+    if faster is None or point.efficiency.baseline is None:
         return f"{where} has {metric(point.figures.throughput).with_ends}"
     against = point.efficiency.baseline
     single = against.strategy == BASELINE_STRATEGY and against.gpus == 1
     return (
-        f"{where} trains {number(times.value)} times as fast as {'one device' if single else against.short}"
+        f"{where} trains {number(faster.value)} times as fast as {'one device' if single else against.short}"
     )
 
 
-def _times(named: Named) -> Metric | None:
+def times(named: Named) -> Metric | None:
     """The throughput over the baseline's; None for the baseline, and where no efficiency is claimed."""
     claim = named[1].efficiency
     if claim.metric is None or claim.baseline is None or claim.is_baseline:
@@ -92,27 +98,29 @@ def _figure(times: Metric | None) -> str:
 
 
 def _why(bought: SizeToBuy) -> str:
-    """The odds of a size to buy, and why it is this one, without the words on the place of its knee."""
+    """How sure a size to buy is, and why it is this one, without the words on the place of its knee."""
     choice = bought.choice
     if choice is None or bought.why is None:
         return ""
-    odds = choice.odds.get(choice.gpus) if choice.odds else None
+    why = bought.why.partition(": ")[2] or bought.why
+    odds = choice.odds.get(choice.gpus) if choice.odds and "of resamples" not in why else None
     sure = "" if odds is None else f" in {whole_percent(odds)} of resamples"
-    return f", the size to buy{sure}: {bought.why.partition(': ')[2] or bought.why}"
+    return f", the size to buy{f' so far ({choice.between})' if choice.between else sure}: {why}"
 
 
 def _others(piece: Piece, lead: Named, smallest: float) -> Iterator[str]:
     """How the other strategies do on as many devices, the fastest first, judged together."""
+    if unlike := _unlike(piece, lead):
+        yield f"it {listed(unlike)}: compare its loss too"
     there = [one for one in piece.measured if one[1].gpus == lead[1].gpus and one[0] is not lead[0]]
     others = sorted(there, key=rate, reverse=True)
     judged = sides([(_sample_ns(lead), _sample_ns(one)) for one in others], smallest)
     by_side = grouped(zip(judged, others, strict=True))
-    if alike := [f"{one[0].key.label} ({_figure(_times(one))})" for one in by_side.get(None, ())]:
+    if alike := [f"{one[0].key.label} ({_figure(times(one))})" for one in by_side.get(None, ())]:
         yield f"not shown to be faster or slower: {listed(alike)}"
     for one in by_side.get("above", ()):
-        unlike = differences_in_training(one[1].figures, {lead[1].figures.cell.precision})
-        otherwise = f", but {listed(unlike)}: compare the loss" if unlike else ""
-        yield f"{one[0].key.label} is {_figure(_ratio(lead, one))} times as fast as that{otherwise}"
+        if not _unlike(piece, one):
+            yield f"{one[0].key.label} is {number(_ratio(lead, one).value)} times as fast as that"
     if slower := [_slower(lead, one) for one in by_side.get("below", ())]:
         yield f"slower: {listed(slower, most=_MOST_OTHERS)}"
 
@@ -134,21 +142,25 @@ def _ratio(lead: Named, other: Named) -> Metric:
     return ratio_of_runs(_sample_ns(lead), _sample_ns(other), "ratio")
 
 
-def _second_choice(piece: Piece, lead: Named) -> Iterator[str]:
-    """The curve that trains otherwise, and on which growing pays for longer."""
+def _second_choice(piece: Piece, lead: Named, smallest: float) -> Iterator[str]:
+    """Name a curve that trains otherwise, and pays further or is shown to be faster on as many devices."""
     found = []
     for curve in piece.curves:
-        size = knee(curve).size or 0
+        size = max(knee(curve).size or 0, lead[1].gpus)
         for point in curve.points:
-            unlike = differences_in_training(point.figures, {lead[1].figures.cell.precision})
-            if point.gpus == size > lead[1].gpus and unlike and point.efficiency.metric is not None:
-                found.append((size, rate((curve, point)), curve, point.efficiency.metric, unlike))
+            one = (curve, point)
+            if point.gpus == size and point.efficiency.metric is not None and _unlike(piece, one):
+                if not ties(point.figures, lead[1].figures, smallest):
+                    found.append(one)
     if found:
-        size, _, curve, efficiency, unlike = max(found, key=lambda one: one[:2])
-        yield (
-            f"if its loss is as good, {curve.key.label}, which {listed(unlike)}, pays up to {size:,} "
-            f"({percent(efficiency.value)} there)"
-        )
+        best = max(found, key=lambda one: (one[1].gpus, rate(one)))
+        curve, point = best
+        claims = {one.gpus: one.efficiency.metric for one in lead[0].points}
+        share, own = point.efficiency.metric, claims.get(point.gpus)
+        where = f", where {lead[0].key.label} has {percent(own.value)}" if own else ""
+        has = f"{percent(share.value) if share else ''} on {point.gpus:,}{where}"
+        unlike = listed(_unlike(piece, best))
+        yield f"second choice, if its loss is as good: {curve.key.label}, which {unlike}, has {has}"
 
 
 def _because(mine: CellFigures, its: CellFigures) -> str:

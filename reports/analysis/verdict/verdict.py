@@ -1,30 +1,29 @@
-"""The verdict of a study, as facts and in sentences made from them.
+"""The verdict of a study: for each workload an answer in a sentence, and small records that it rests on.
 
-For each workload the verdict names the fastest configuration, how far it scales, and the size beyond which
-more devices do not pay. It also names the part of the step that loses the time, slow ranks and links, and
-what was not measured. Only measured figures make a claim.
+A record says what it is about, how much, how sure that is and because of what. The page, the terminal and
+the exports show the same records. Only measured figures make a claim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from reports.analysis.budget import budget
 from reports.analysis.communication import communication_finding, link_peaks, slow_links
+from reports.analysis.cost import cell_costs, cheapest_text, frontiers, within_text
 from reports.analysis.exchange import exchange_parts
-from reports.analysis.figures import EMULATED, CellFigures
+from reports.analysis.figures import CellFigures
 from reports.analysis.next_run import NextRun, next_run
+from reports.analysis.outcomes import outcome_words
+from reports.analysis.scaling import Piece, name, piece_of, rate
 from reports.analysis.size_to_buy import ALL_EMULATED, CPU, SizeToBuy, sizes_to_buy
 from reports.analysis.stragglers import Stragglers, stragglers
 from reports.analysis.study import StudyFigures
-from reports.analysis.verdict.answer import answer
-from reports.analysis.verdict.made_from import MadeFrom, Missing, made_from, missing
-from reports.analysis.verdict.scalability import Scalability, scalability
-from reports.analysis.verdict.sentences import cost_sentences, scaling_sentences
+from reports.analysis.verdict.answer import answer, lead_of
+from reports.analysis.verdict.reach import Reach, efficiency_text, reach
 from reports.text import capital, count, devices, listed, percent
-from results.cell import label
-from results.run import NOT_PROVEN
+from results.cell import BASELINE_STRATEGY, label
 
 INPUT_BOUND = 0.1
 """Share of a step from which waiting for data is named."""
@@ -32,27 +31,47 @@ NOTHING = "No cell has a figure: the reasons are under Failures and skips."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One answer of the verdict."""
+
+    what: str
+    figure: str
+    sure: str = ""
+    because: str = ""
+    rank: int
+    """If not all records fit, those with the lowest ranks are shown."""
+
+    growth: bool = False
+    """Whether it says where growing stops to pay, or why."""
+
+    @property
+    def short(self) -> str:
+        return f"{self.figure}{f' ({self.sure})' if self.sure else ''}"
+
+    @property
+    def told(self) -> str:
+        """All but what it is about."""
+        return f"{self.short}{f': {self.because}' if self.because else ''}"
+
+    @property
+    def sentence(self) -> str:
+        return f"{capital(self.what)}: {self.told.removesuffix('.')}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadVerdict:
     workload: str
     answer: str | None
     """The sentence that `answer` makes; None without a measured figure."""
-    scalings: tuple[Scalability, ...]
-    slow_ranks: str | None
-    """A clause on the persistently slow ranks of the largest measured cell that has some; None without
-    any."""
-    inputs: tuple[str, ...]
-    """The measured cell that waits longest for its data, if it is bound by them."""
-    network: tuple[str, ...]
-    """Sentences on slow links and limits of the network."""
-    exchanges: tuple[str, ...]
-    """Sentences on gains and losses of compressors and collectives, one for each network."""
-    costs: tuple[str, ...]
-    """Sentences on the cheapest cell, and on the cheapest epoch in time; empty without a price."""
-    made_from: MadeFrom
-    missing: Missing
+    records: tuple[Record, ...]
+    reaches: tuple[Reach, ...]
+    """How far the curve of the answer goes, for each rule of scaling that has two sizes."""
     to_buy: tuple[SizeToBuy, ...]
     """The size to buy by the report's goal, or why none is named: one for each rule of scaling."""
-    sentences: tuple[str, ...]
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        return (*([self.answer] if self.answer else []), *(one.sentence for one in self.records))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,23 +108,68 @@ def verdict(study: StudyFigures) -> StudyVerdict:
 
 
 def _workload(study: StudyFigures, workload: str, sizes: Sequence[SizeToBuy]) -> WorkloadVerdict:
+    found = [(size, piece_of(study.curves, workload, size.scaling)) for size in sizes]
+    pieces = [(size, piece) for size, piece in found if piece is not None]
+    reaches = {size.scaling: reach_of(study, size) for size in sizes}
     cells = [one for one in study.cells.values() if one.cell.workload == workload]
-    scaled = (scalability(study, workload, "weak"), scalability(study, workload, "strong"))
-    facts = WorkloadVerdict(
+    known = [one for one in reaches.values() if one is not None]
+    return WorkloadVerdict(
         workload=workload,
         answer=answer(study, sizes),
-        scalings=tuple(one for one in scaled if one is not None),
-        slow_ranks=_slow_ranks(cells),
-        inputs=tuple(_inputs(cells)),
-        network=tuple(_network(study, scaled, cells)),
-        exchanges=tuple(part.finding for part in exchange_parts(study) if part.workload == workload),
-        costs=tuple(cost_sentences(study, workload)),
-        made_from=made_from(study, workload),
-        missing=missing(study, workload),
+        records=(
+            *(
+                _to_buy(one, reaches[one.scaling], several=len(sizes) > 1)
+                for one in sizes
+                if one.absent not in (CPU, ALL_EMULATED)
+            ),
+            *(one for size, piece in pieces for one in _scaling(study, size, piece, reaches[size.scaling])),
+            *_machine(study, cells, known),
+            *_exchange_and_cost(study, workload),
+            *_left_out(study, workload, pieces),
+        ),
+        reaches=tuple(known),
         to_buy=tuple(sizes),
-        sentences=(),
     )
-    return replace(facts, sentences=tuple(_sentences(facts)))
+
+
+def reach_of(study: StudyFigures, bought: SizeToBuy) -> Reach | None:
+    """How far the curve of the size to buy goes, or else the curve of the fastest at the largest size."""
+    piece = piece_of(study.curves, bought.workload, bought.scaling)
+    if piece is None or not piece.measured:
+        return None
+    lead = lead_of(piece, bought, study.assumptions.smallest_effect)
+    fastest = max(piece.measured, key=lambda one: (one[1].gpus, rate(one)))
+    return next(filter(None, map(reach, (*([lead] if lead else []), fastest))), None)
+
+
+def _to_buy(one: SizeToBuy, found: Reach | None, *, several: bool) -> Record:
+    what = f"to buy, {one.scaling}" if several else "to buy"
+    if one.choice is None:
+        return Record(what=what, figure=one.text, rank=0)
+    # The record of the scaling has the text of a knee.
+    why = [one.why] if one.why and (found is None or one.why != found.knee_text) else []
+    return Record(
+        what=what,
+        figure=f"{one.choice.size} {one.choice.how}",
+        sure=": ".join([f"{one.confidence} confidence", *(["; ".join(one.doubts)] if one.doubts else [])]),
+        because="; ".join([one.goal, *why]),
+        rank=0,
+    )
+
+
+def _scaling(study: StudyFigures, size: SizeToBuy, piece: Piece, found: Reach | None) -> Iterator[Record]:
+    setting = study.settings[piece.curves[0].key.setting]
+    what = f"{size.scaling}, batch {size.batch:,}{f', {setting}' if setting else ''}"
+    if found is None:
+        none = "only one size was measured" if piece.measured else "every figure is emulated"
+        yield Record(what=what, figure=f"not judged: {none}", rank=2, growth=True)
+        return
+    place, _, growth = found.knee_text.partition(": ")
+    figure = f"{found.strategy} on {found.gpus:,}, efficiency {efficiency_text(found)}; {place}"
+    yield Record(what=what, figure=figure, because=growth, rank=2, growth=True)
+    yield Record(what=f"time lost, {size.scaling}", figure=found.cause, rank=5, growth=True)
+    if beyond := [name(named) for named in piece.measured if named[1].efficiency.super_linear]:
+        yield Record(what="super-linear", figure=f"{listed(beyond)}, worth a second look", rank=6)
 
 
 def slow_cells(cells: Iterable[CellFigures]) -> list[tuple[CellFigures, Stragglers]]:
@@ -115,99 +179,76 @@ def slow_cells(cells: Iterable[CellFigures]) -> list[tuple[CellFigures, Straggle
     return sorted(found, key=lambda pair: -pair[0].cell.gpus)
 
 
-def _slow_ranks(cells: Sequence[CellFigures]) -> str | None:
-    found = slow_cells(cells)
-    if not found:
-        return None
-    cell, ranks = found[0]
-    others = len(found) - 1
-    more = (
-        f" {count(others, 'other cell')} {'has' if others == 1 else 'have'} slow ranks too." if others else ""
-    )
-    return f"{_cell(cell)}: {ranks.finding}{more}"
-
-
-def _inputs(cells: Sequence[CellFigures]) -> Iterator[str]:
-    """A sentence on the cell with the largest share of input in its step, if cells are bound by their
-    input."""
-    budgets = [budget(one) for one in cells if one.no_claim is None]
-    bound = {one.cell.id: one for one in budgets if one and (one.share("input") or 0.0) >= INPUT_BOUND}
-    if not bound:
-        return
-    shares = {name: one.part_ns["input"] / one.step_ns for name, one in bound.items()}
-    worst = max(shares, key=lambda name: shares[name])
-    others = len(bound) - 1
-    more = f", and {count(others, 'other cell')} for a tenth or more" if others else ""
-    yield (
-        f"Bound by its input: {_cell(bound[worst].figures)} waits for data for {percent(shares[worst])} of a "
-        f"step{more}: give the loader workers, or prepare the data beforehand."
-    )
-
-
-def _network(
-    study: StudyFigures, scaled: Iterable[Scalability | None], cells: Sequence[CellFigures]
-) -> Iterator[str]:
-    """The slow link of the largest size, and the limit of the cell with most exposed communication."""
+def _machine(study: StudyFigures, cells: Sequence[CellFigures], found: Sequence[Reach]) -> Iterator[Record]:
+    """Name what holds the machine up: slow ranks, the input, a slow link, the limit of the network."""
+    for cell, ranks in (slow := slow_cells(cells))[:1]:
+        others = f" {count(len(slow) - 1, 'other cell')} too." if len(slow) > 1 else ""
+        yield Record(what="slow ranks", figure=f"{_cell(cell)}: {ranks.finding}{others}", rank=3)
+    shares = [(one.share("input") or 0.0, one.cell.id) for cell in cells if (one := budget(cell))]
+    bound = [one for one in shares if one[0] >= INPUT_BOUND and study.cells[one[1]].no_claim is None]
+    if bound:
+        share, worst = max(bound)
+        others = f", and {count(len(bound) - 1, 'other cell')} for a tenth or more" if len(bound) > 1 else ""
+        waits = f"{_cell(study.cells[worst])} waits for data for {percent(share)} of a step{others}"
+        give = "give the loader workers, or prepare the data beforehand"
+        yield Record(what="input", figure=waits, because=give, rank=4)
     peaks = link_peaks(study.cells.values())
-    links = slow_links(cells, peaks)
-    if links:
-        yield max(links)[1]
-    dominants = [
-        reach.dominant
-        for one in scaled
-        for reach in ((one.largest, one.dense) if one else ())
-        if reach is not None and reach.dominant is not None
-    ]
-    blamed = [one for one in dominants if one.part == "transfer" and one.blames]
+    if links := slow_links(cells, peaks):
+        yield Record(what="slow link", figure=max(links)[1].removeprefix("Slow link: "), rank=4)
+    blamed = [one for one in found if one.lost_to == "transfer"]
     if blamed:
-        largest = max(blamed, key=lambda one: one.gpus)
-        cell = study.cells[largest.cell_id]
-        finding = communication_finding(cell, peaks)
-        if finding is not None:
-            yield f"Network of {_cell(cell)}: {finding}"
+        cell = study.cells[max(blamed, key=lambda one: one.lost_gpus).lost_on]
+        if limit := communication_finding(cell, peaks):
+            yield Record(what="network", figure=f"{_cell(cell)}: {limit}", rank=8)
+
+
+def _exchange_and_cost(study: StudyFigures, workload: str) -> Iterator[Record]:
+    for part in exchange_parts(study):
+        if part.workload == workload:
+            yield Record(what="exchanges", figure=part.finding, rank=8)
+    frontier = [one for one in frontiers(cell_costs(study)) if one.cheapest.cell.workload == workload]
+    for one in frontier:
+        title = f"{one.title}: " if len(frontier) > 1 else ""
+        yield Record(what="cost", figure=f"{title}{cheapest_text(one)}", rank=7)
+        if study.assumptions.within_s is not None:
+            told = within_text(one, study.assumptions.within_s)
+            yield Record(what="an epoch in time", figure=f"{title}{told}", rank=6)
+
+
+def _left_out(
+    study: StudyFigures, workload: str, pieces: Sequence[tuple[SizeToBuy, Piece]]
+) -> Iterator[Record]:
+    """Name the points of a workload without a figure or a claim, by the reason: `crashed: ddp on 8`."""
+    curves = [curve for curve in study.curves if curve.key.workload == workload]
+    cells = [one for one in study.cells.values() if one.cell.workload == workload]
+    points = [
+        (outcome_words(gap.outcome), curve.key.label, gap.gpus)
+        for curve in curves
+        for gap in curve.gaps
+        if gap.outcome is not None
+    ]
+    points += [(one.no_claim, label(one.cell), one.cell.gpus) for one in cells if one.no_claim]
+    # Neither what the user excluded is missed, nor one device with an exchange, nor several with `single`.
+    alone = any(curve.single is not None for curve in curves)
+    for group in study.skipped:
+        skip, exchange = group.skip, label(group.skip)
+        if skip.workload == workload and not skip.excluded and skip.strategy != BASELINE_STRATEGY:
+            sizes = [gpus for gpus in group.gpus if gpus > 1 or not alone]
+            points += [("skipped", exchange, gpus) for gpus in sizes]
+    by_reason: dict[str, dict[str, set[int]]] = {}
+    for why, exchange, gpus in points:
+        by_reason.setdefault(why, {}).setdefault(exchange, set()).add(gpus)
+    told = []
+    for why, named in by_reason.items():
+        sizes_of = [f"{it} on {listed([f'{n:,}' for n in sorted(sizes)])}" for it, sizes in named.items()]
+        told.append(f"{why}: {listed(sizes_of, last=', ')}")
+    if others := sum(piece.others for _, piece in pieces):
+        told.append(f"{count(others, 'other piece')} of work: another batch, setting or link")
+    if unchecked := sum(one.proof is None for one in cells):
+        told.append(f"{unchecked:,} of {count(len(cells), 'cell')} without a check that it trained")
+    if told:
+        yield Record(what="not in this verdict", figure="; ".join(told), rank=1)
 
 
 def _cell(figures: CellFigures) -> str:
     return f"{label(figures.cell)} on {devices(figures.cell.gpus, figures.cell.device)}"
-
-
-def _sentences(facts: WorkloadVerdict) -> Iterator[str]:
-    for size in facts.to_buy:
-        # Ranks on CPU and emulated figures are named elsewhere.
-        if size.absent not in (CPU, ALL_EMULATED):
-            yield (
-                f"{capital(size.scaling)} scaling: {size.sentence}"
-                if len(facts.to_buy) > 1
-                else size.sentence
-            )
-    for one in facts.scalings:
-        yield from scaling_sentences(one)
-    super_linear = list(dict.fromkeys(name for one in facts.scalings for name in one.super_linear))
-    if super_linear:
-        yield f"Super-linear, and so worth a second look: {listed(super_linear)}."
-    if facts.slow_ranks is not None:
-        yield f"Slow ranks of {facts.slow_ranks}"
-    yield from facts.inputs
-    yield from facts.network
-    yield from facts.exchanges
-    yield from facts.costs
-    if facts.made_from.sentence is not None:
-        yield facts.made_from.sentence
-    left_out = list(_left_out(facts))
-    if left_out:
-        yield f"Not in this verdict: {'; '.join(left_out)}."
-
-
-def _left_out(facts: WorkloadVerdict) -> Iterator[str]:
-    gone, others = facts.missing, sum(one.others for one in facts.scalings)
-    if others:
-        noun = "other batches, settings or links"
-        yield f"{'another batch, setting or link' if others == 1 else f'{others:,} {noun}'} (see the curves)"
-    states = ("failed", gone.failed), ("not run yet", gone.not_run), ("skipped", gone.skipped)
-    for state, points in (*states, (EMULATED, gone.emulated), (NOT_PROVEN, gone.not_proven)):
-        if points:
-            yield f"{state}: {listed(points, last=', ')}"
-    if gone.unproved:
-        yield f"{gone.unproved:,} of {count(gone.cells, 'cell')} without a check that it trained"
-    if not facts.costs:
-        yield "cost, for want of a price"

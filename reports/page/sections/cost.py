@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 
 from reports.analysis.assumptions import study_day
-from reports.analysis.cost import NO_EPOCH, CellCost, Frontier, cell_costs, frontiers, why_no_energy
+from reports.analysis.cost import (
+    NO_EPOCH,
+    CellCost,
+    cell_costs,
+    cheapest_text,
+    frontiers,
+    why_no_energy,
+    within_text,
+)
 from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
-from reports.analysis.verdict.sentences import epoch_clause, usd_and_time
 from reports.page.chart import drawn
 from reports.page.description import Chart, Point, interval_point
-from reports.page.looks import ROW, Looks, cell_label, line_of, looks, works
+from reports.page.looks import ROW, Looks, line_of, looks, works
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Paragraph, Section
 from reports.text import count, devices, duration, metric
 
@@ -52,10 +58,10 @@ def _blocks(study: StudyFigures) -> Iterator[Block]:
     costs = cell_costs(study)
     found = frontiers(costs)
     for frontier in found:
-        yield Paragraph(_finding(study, frontier))
+        every = f"{count(len(frontier.best), 'cell')} of {len(frontier.costs):,} on the frontier"
+        yield Paragraph(f"{frontier.title}: {cheapest_text(frontier)}; {every}.")
         if study.assumptions.within_s is not None:
-            cheapest = epoch_clause(frontier, study.assumptions.within_s, partial(_epoch, study))
-            yield Paragraph(f"{frontier.title}: {cheapest}.")
+            yield Paragraph(f"{frontier.title}: {within_text(frontier, study.assumptions.within_s)}.")
     # A panel for each piece of work, because axes shared with other scalings or batches would flatten it.
     by_cell = {cost.cell.id: cost for frontier in found for cost in frontier.costs}
     best = frozenset(cost.cell.id for frontier in found for cost in frontier.best)
@@ -72,31 +78,6 @@ def _blocks(study: StudyFigures) -> Iterator[Block]:
     notes = [*_prices(study, costs), *_reasons(study, costs)]
     if notes:
         yield Bullets(tuple(notes), "plain")
-
-
-def _finding(study: StudyFigures, frontier: Frontier) -> str:
-    """A sentence on the fastest and the cheapest cell, with both figures."""
-    fastest, cheapest = frontier.fastest, frontier.cheapest
-    if fastest is cheapest:
-        only = " (no other has a cost)" if len(frontier.costs) == 1 else ""
-        return f"{frontier.title}: {_named(study, fastest)} is both the fastest and the cheapest{only}."
-    return (
-        f"{frontier.title}: {_named(study, cheapest)} is the cheapest, {_named(study, fastest)} the fastest; "
-        f"{count(len(frontier.best), 'cell')} of {len(frontier.costs):,} on the frontier. Convergence is "
-        f"not compared: batches and compressors may differ."
-    )
-
-
-def _named(study: StudyFigures, cost: CellCost) -> str:
-    """A cell with its time and cost."""
-    return f"{cell_label(study, cost.cell)} ({usd_and_time(cost)} a million samples)"
-
-
-def _epoch(study: StudyFigures, cost: CellCost) -> str:
-    assert cost.epoch_ns is not None
-    assert cost.usd_per_epoch is not None
-    label = cell_label(study, cost.cell)
-    return f"{label}: {duration(cost.epoch_ns.value)} and {metric(cost.usd_per_epoch).value}"
 
 
 def _prices(study: StudyFigures, costs: Sequence[CellCost]) -> Iterator[str]:
