@@ -34,6 +34,8 @@ MemoryFormat = Literal["contiguous", "channels_last"]
 Checkpointing = bool | Literal["selective"]
 """False: all activations are kept; True: a block's are computed again in backward; selective: results of
 matrix products are kept, and only activations that take little time are computed again."""
+FEWEST_QUADS = 3
+"""Quads that are measured with any budget, or all of them where fewer are asked for."""
 GPU_BLOCK_S = 0.5
 """A block on a GPU lasts at least this long: the skew of its start and end is then a small share of it."""
 GPU_WARM_UP_S = 10.0
@@ -83,9 +85,9 @@ class StepPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     target: float = 0.02
     """Relative half-width of the within-run interval at which measuring stops."""
     budget_s: float = 20.0
-    """Seconds after which measuring stops, the target met or not."""
+    """Seconds of blocks and quads after which measuring stops, the target met or not."""
     quads: int = 5
-    """Sync-on, off, off, on quads from which the exposed communication is measured; 0 for none."""
+    """The most sync-on, off, off, on quads from which the exposed communication is measured; 0 for none."""
 
     def __post_init__(self) -> None:
         for name in ("block_steps", "min_blocks", "max_blocks"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import msgspec
 
@@ -91,7 +92,7 @@ def planned_jobs(
             PlannedJob(
                 launches=tuple(groups[key]),
                 baseline=baseline if extra else None,
-                estimate_s=sum(conduct.seconds(every, costs.launches)),
+                estimate_s=sum(map(attrgetter("longest_s"), conduct.times(every, costs.launches))),
             )
         )
     return jobs

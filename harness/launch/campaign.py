@@ -123,14 +123,13 @@ class Campaign:
         self, line: ProgressLine, launches: Sequence[PlannedLaunch], tally: Tally, machine: Machine
     ) -> Progress:
         names = {cell.id: f"{cell.workload}, {point(cell)}" for cell in self._plan.cells}
-        seconds = tally.estimate(launches, machine).launches
+        times = tally.estimate(launches, machine).launches
         return self._conduct.progress(
-            line, self._study, launches, seconds=seconds, names=names, deadline=self._deadline
+            line, self._study, launches, times=times, names=names, deadline=self._deadline
         )
 
     def _run_launch(self, planned: PlannedLaunch, maker: LaunchMaker, tally: Tally, pace: Progress) -> None:
         pending = [cell for cell in planned.cells if cell.id not in tally.closed]
-        pace.done(len(planned.cells) - len(pending))
         retries = self._options.retries
         while pending and not self._deadline.is_over:
             require_room(self._study.root)
@@ -155,9 +154,8 @@ class Campaign:
             results = self._take(launch, attempt, ended, tally)
             if self._continues(results, tally):
                 continue
-            rest = pending[len(ended) :]
-            pending = [cell for cell in rest if cell.id not in tally.closed]
-            pace.done(len(ended) + len(rest) - len(pending))
+            pace.done(results, tally.closed)
+            pending = [cell for cell in pending[len(ended) :] if cell.id not in tally.closed]
         pace.launch_over()
 
     def _continues(self, results: Sequence[RunResult], tally: Tally) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Protocol
 
 from harness.launch.follow import LaunchState
 from harness.launch.pace import Deadline, Pace
+from harness.plan.estimate import LaunchTime
 from harness.plan.schedule import PlannedLaunch
 from harness.terminal.console import Console, ProgressLine
 from results.plan import Plan
@@ -21,8 +22,8 @@ class Progress(Protocol):
     def report(self, state: LaunchState) -> None:
         """Show the progress of the current launch."""
 
-    def done(self, runs: int) -> None:
-        """Count `runs` of the current launch that have ended, or are left out."""
+    def done(self, results: Sequence[RunResult], closed: Container[str]) -> None:
+        """Count runs of the current launch that have ended, and all that are left of the `closed` cells."""
 
     def launch_over(self) -> None:
         """Go on to the next launch."""
@@ -52,9 +53,9 @@ class Conduct:
     def forget(self, study: Study, cell_id: str) -> None:
         """Remove what runs of a cell have left of which only the memory that they took is of use."""
 
-    def seconds(self, launches: Sequence[PlannedLaunch], estimated: Sequence[float]) -> Sequence[float]:
-        """The seconds of each launch, of which `estimated` is the estimate for a measurement of steps."""
-        return estimated
+    def times(self, launches: Sequence[PlannedLaunch], likely: Sequence[LaunchTime]) -> Sequence[LaunchTime]:
+        """The time of each launch, of which `likely` is the one of a measurement of steps."""
+        return likely
 
     def names(self, names: Mapping[str, str]) -> Mapping[str, str]:
         """The displayed names of the cells, by id, of which `names` are the complete ones."""
@@ -66,13 +67,12 @@ class Conduct:
         study: Study,
         launches: Sequence[PlannedLaunch],
         *,
-        seconds: Sequence[float],
+        times: Sequence[LaunchTime],
         names: Mapping[str, str],
         deadline: Deadline,
     ) -> Progress:
         """Show on `line` how far the campaign is."""
-        runs = [len(launch.cells) for launch in launches]
-        return Pace(line, self.seconds(launches, seconds), runs, deadline=deadline, names=self.names(names))
+        return Pace(line, self.times(launches, times), deadline=deadline, names=self.names(names))
 
     def adapted(self, planned: PlannedLaunch, console: Console) -> PlannedLaunch:
         """The launch as it can be started now."""

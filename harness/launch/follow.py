@@ -30,6 +30,7 @@ _PHASES = {
     "measure": "measuring",
     "exposed": "measuring the exchange",
     "recording": "recording",
+    "hash": "hashing the parameters",
     "late proof": "proof of late steps",
     "recorded": "ending",
 }
@@ -81,6 +82,8 @@ class LaunchState:
     started: list[str] = field(default_factory=list)
     """Run ids, in order."""
     cell_id: str | None = None
+    part: str = ""
+    """The event that began the phase; empty before the first run."""
     phase: str = "starting"
     waits_for: str | None = None
     """The ranks that the launch waits for, as its supervisor sees it; None for none."""
@@ -106,9 +109,9 @@ class LaunchState:
         elif name == "run":
             self.started.append(str(event.get("run")))
             self.cell_id = str(event.get("cell"))
-            self.phase = "building"
-        else:
-            self.phase = {**_PHASES, **self.kind.phases}.get(str(name), self.phase)
+            self.part, self.phase = "build", "building"
+        elif words := {**_PHASES, **self.kind.phases}.get(str(name)):
+            self.part, self.phase = str(name), words
 
 
 class Pulse:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from itertools import chain
+from statistics import median
 
 from harness.launch.follow import LaunchState
+from harness.plan.estimate import LaunchTime
 from harness.terminal.console import ProgressLine, Standing
 from reports.text import duration
+from results.run import RunResult
 
 
 class Deadline:
@@ -39,67 +44,97 @@ class Deadline:
 
 
 class Pace:
-    """Shows the progress of a campaign that measures, launch after launch."""
+    """Shows the progress of a campaign that measures, launch after launch.
+
+    It times the parts of runs as it sees them begin. A part of a cell is taken to last as long as it did
+    before in this campaign, and otherwise as long as estimated, times what the same part of other cells took
+    against its estimate, or all parts if it has not been seen.
+    """
 
     def __init__(
         self,
         line: ProgressLine,
-        estimates: Sequence[float],
-        runs: Sequence[int],
+        launches: Sequence[LaunchTime],
         *,
         deadline: Deadline | None = None,
         names: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`estimates` and `runs` have the seconds of each launch and its number of runs, in order.
-
-        `names` are the displayed names of cells, by id.
-        """
+        """`names` are the displayed names of cells, by id."""
         self._line = line
-        self._seconds = list(estimates)
-        self._runs = list(runs)
+        self._launches = [[("", {"": launch.startup_s}), *launch.runs] for launch in launches]
+        """The runs that are left of each launch, after its start."""
+        self._total = sum(len(launch.runs) for launch in launches)
         self._clock = clock
-        self._began = self._ended = clock()
-        self._launch = 0
-        self._done = self._done_before = 0
+        self._began = self._since = clock()
+        """`_since` is when the part began that is under way."""
+        self._run, self._begun = 0, [""]
+        """The number of the run in the launch, and its parts so far; the start is number 0, and one part."""
         self._deadline = deadline
         self._names = names or {}
+        self._took: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        """The seconds of each part that has ended, by cell and part."""
+        self._ratios: defaultdict[str, list[float]] = defaultdict(list)
+        """Seconds over the estimate, by part."""
 
     def report(self, state: LaunchState) -> None:
         """Show the progress of the current launch."""
-        done = self._done + max(0, len(state.started) - 1)
+        self._see(len(state.started), state.part)
         doing = "starting workers"
         if state.cell_id:
             doing = f"{self._names.get(state.cell_id, state.cell_id)}: {state.phase}"
         self._line.show(
             Standing(
-                done=done,
-                total=sum(self._runs),
+                done=self._total - sum(len(runs) - 1 for runs in self._launches) + max(0, self._run - 1),
+                total=self._total,
                 doing=doing,
-                left=seconds_text(self.left_s(done)),
+                left=seconds_text(self.left_s()),
                 elapsed=seconds_text(self._clock() - self._began),
                 waits_for=state.waits_for,
             )
         )
 
-    def done(self, runs: int) -> None:
-        """Count `runs` of the current launch that have ended, or are left out."""
-        self._done += runs
+    def _see(self, run: int, part: str) -> None:
+        """Learn from the begin of a part, in the run with this number."""
+        (cell, parts), before = self._launches[0][self._run], self._begun[-1]
+        if (run, part) == (self._run, before):
+            return
+        took, self._since = self._clock() - self._since, self._clock()
+        # The last part of a run that failed has no end.
+        if run == self._run or self._run == 0:
+            self._took[cell, before].append(took)
+            if before and (estimated_s := parts.get(before)):
+                self._ratios[before].append(took / estimated_s)
+        self._begun = [*self._begun, part] if run == self._run else [part]
+        self._run = run
+
+    def done(self, results: Sequence[RunResult], closed: Container[str]) -> None:
+        """Count runs of the current launch that have ended, and all that are left of the `closed` cells."""
+        del self._launches[0][1 : 1 + len(results)]
+        self._launches = [[run for run in runs if run[0] not in closed] for runs in self._launches]
+        self._run, self._begun = 0, [""]
 
     def launch_over(self) -> None:
-        self._launch += 1
-        self._done = self._done_before = sum(self._runs[: self._launch])
-        self._ended = self._clock()
+        del self._launches[0]
 
-    def left_s(self, done: int) -> float:
-        """Seconds left when `done` runs have ended: the estimates, times the ratio of the time that the
-        finished launches took to their estimates."""
-        estimated = sum(self._seconds[: self._launch])
-        ratio = (self._ended - self._began) / estimated if estimated else 1.0
-        share = 1 - (done - self._done_before) / max(1, self._runs[self._launch])
-        left = ratio * (share * self._seconds[self._launch] + sum(self._seconds[self._launch + 1 :]))
+    def left_s(self) -> float:
+        """Seconds of the parts that are left of all runs, and of the starts of launches."""
+        (cell, parts), part = self._launches[0][self._run], self._begun[-1]
+        now_s = self._part_s(cell, part, parts.get(part, 0.0)) - (self._clock() - self._since)
+        rest = {part: parts[part] for part in parts if part not in self._begun}
+        runs = [(cell, rest), *self._launches[0][self._run + 1 :], *chain(*self._launches[1:])]
+        left = max(0.0, now_s) + sum(
+            self._part_s(cell, *item) for cell, rest in runs for item in rest.items()
+        )
         most = None if self._deadline is None else self._deadline.left_s
         return left if most is None else max(0.0, min(left, most))
+
+    def _part_s(self, cell: str, part: str, estimated_s: float) -> float:
+        if own := self._took.get((cell, part)):
+            return median(own)
+        # The estimate counts like a run, since one run of another cell says little.
+        like_it: Iterable[float] = self._ratios.get(part) or chain(*self._ratios.values())
+        return estimated_s * median([1.0, *like_it])
 
 
 def seconds_text(seconds: float) -> str:

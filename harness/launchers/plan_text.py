@@ -170,8 +170,8 @@ def plan_tables(
         for text in groups:
             console.result(text)
     console.result(f"\nlaunches ({_LAUNCH_ID} is named when a launch starts)")
-    for launch, seconds in zip(launches, costs.launches, strict=True):
-        takes = "" if plan.order is not None else f", about {duration(seconds * 1e9)}"
+    for launch, time in zip(launches, costs.launches, strict=True):
+        takes = "" if plan.order is not None else f", about {duration(time.longest_s * 1e9)}"
         place = f"{count(launch.placement.nodes, 'node')} x {launch.placement.gpus_per_node}"
         if launch.link_mbit_per_s is not None:
             place += f" over {link_text(launch.link_mbit_per_s)}"

@@ -16,7 +16,7 @@ from typing import Literal
 from harness.plan.predict import predicted_times
 from harness.plan.schedule import PlannedLaunch
 from harness.plan.surroundings import Devices, Surroundings, replica_seconds
-from results.cell import GPU_BLOCK_S, GPU_LONGEST_WARM_UP_S, Cell, Device, gpu_warm_up_s
+from results.cell import FEWEST_QUADS, GPU_BLOCK_S, GPU_LONGEST_WARM_UP_S, Cell, Device, gpu_warm_up_s
 from results.parts import VALUE_BYTES, Unknown
 from results.record import (
     COPIES,
@@ -68,18 +68,29 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchTime:
+    """The time of one launch."""
+
+    longest_s: float
+    """Its start and its runs, if each takes its whole measuring budget."""
+    startup_s: float
+    runs: tuple[tuple[str, Mapping[str, float]], ...]
+    """The cell of each run, and the seconds of its parts, as long as earlier runs took if there are any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """All launches of a plan, one after another."""
 
-    launches: tuple[float, ...]
-    """Seconds of each launch, its start and its runs, in the order of the launches that were given."""
+    launches: tuple[LaunchTime, ...]
+    """In the order of the launches that were given."""
     device_hours: float
     bases: Mapping[str, StepTime]
     """Step times by cell id."""
 
     @property
     def seconds(self) -> float:
-        return sum(self.launches)
+        return sum(launch.longest_s for launch in self.launches)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -120,16 +131,19 @@ def estimate(
         for cell_id, (cell, launch) in cells.items()
     }
     proven = set(earlier)
-    estimates: list[float] = []
+    estimates: list[LaunchTime] = []
     device_hours = 0.0
     for launch in launches:
-        seconds = STARTUP_S[launch.device]
+        seconds, runs = STARTUP_S[launch.device], []
         for number, cell in enumerate(launch.cells):
             known = earlier[cell.id].spent_s if cell.id in earlier else {}
             proves, hot = cell.id not in proven, number > 0
-            seconds += run_seconds(cell, steps[cell.id], proves=proves, known_s=known, hot=hot)
+            parts = run_times(cell, steps[cell.id], proves=proves, known_s=known, hot=hot)
+            seconds += sum(parts.values())
+            runs.append((cell.id, {part: known.get(part, longest) for part, longest in parts.items()}))
             proven.add(cell.id)
-        estimates.append(seconds)
+        startup = STARTUP_S[launch.device]
+        estimates.append(LaunchTime(longest_s=seconds, startup_s=startup, runs=tuple(runs)))
         device_hours += seconds * launch.placement.gpus / 3600
     return Estimate(launches=tuple(estimates), device_hours=device_hours, bases=steps)
 
@@ -157,10 +171,11 @@ def estimated_step_time(
     return StepTime(basis="assumed", seconds=times.step, measured=times.measured)
 
 
-def run_seconds(
+def run_times(
     cell: Cell, step: StepTime, *, proves: bool, known_s: Mapping[str, float], hot: bool = False
-) -> float:
-    """One run: the sum of its parts, by `run_parts` or as long as earlier runs took (`known_s`).
+) -> dict[str, float]:
+    """The parts of one run, by `run_parts` or, except for the budgeted ones, as long as earlier runs took
+    (`known_s`).
 
     A step of unknown time counts as so long that the measuring budget has room for only `min_blocks` blocks;
     a model of an unknown number of parameters as a small one.
@@ -180,7 +195,7 @@ def run_seconds(
         saved_s = GPU_LONGEST_WARM_UP_S - gpu_warm_up_s(idle_s)[1]
         parts["warm-up"] = max(0.0, parts["warm-up"] - saved_s)
     known = {part: known_s[part] for part in parts if part in known_s and part not in _BUDGETED}
-    return sum((parts | known).values())
+    return parts | known
 
 
 SETUP_S = 1.0
@@ -198,9 +213,9 @@ QUAD_BLOCKS = 4
 def run_parts(cell: Cell, step_s: float, *, parameters: int, proves: bool) -> dict[str, float]:
     """Seconds of each part of a run whose step takes `step_s`.
 
-    `parameters` is the number of parameters of the whole model. A run is taken to use its whole budget and
-    the longest warm-up. The simulation of a step does the work of all ranks of
-    every replica that it simulates, without a bubble.
+    `parameters` is the number of parameters of the whole model. A run is taken to use its whole budget, with
+    the fewest quads, and the longest warm-up. The simulation of a step does the work of all
+    ranks of every replica that it simulates, without a bubble.
     """
     policy, period = cell.steps, STRATEGIES.facts(cell.strategy).promise.every
     warm_up_s = policy.warmup_max_steps * step_s
@@ -213,9 +228,11 @@ def run_parts(cell: Cell, step_s: float, *, parameters: int, proves: bool) -> di
     # A simulated step is one of one replica on one device, after which all parameters are copied.
     simulated_s = step_s * cell.model_parallel / (1 + STRATEGIES.facts(cell.strategy).bubble(cell.gpus))
     compared_s = COPIES * VALUE_BYTES * parameters / COPIED_BYTES_PER_S
+    quads = min(policy.quads, FEWEST_QUADS) * (cell.gpus > 1)
+    blocks_s = policy.budget_s - quads * QUAD_BLOCKS * block_s
     measured_s = {
         "warm-up": max(GPU_LONGEST_WARM_UP_S, block_s) + block_s if by_time else warm_up_s,
-        "measure": min(max(policy.budget_s, policy.min_blocks * block_s), policy.max_blocks * block_s),
+        "measure": min(max(blocks_s, policy.min_blocks * block_s), policy.max_blocks * block_s),
     }
     begins = max(STEPS, period)
     first_s = begins * step_s
@@ -229,7 +246,7 @@ def run_parts(cell: Cell, step_s: float, *, parameters: int, proves: bool) -> di
         ranks = cell.gpus if STRATEGIES.facts(cell.strategy).shards else cell.model_parallel
         values = 1 + OPTIMIZERS.facts(cell.optimizer).state_values
         undone_s = 2 * (VALUE_BYTES * values * parameters / ranks) / COPIED_BYTES_PER_S
-        parts["exposed"] = policy.quads * (QUAD_BLOCKS * block_s + undone_s)
+        parts["exposed"] = quads * (QUAD_BLOCKS * block_s + undone_s)
         # Whole periods are recorded, with the one before them.
         parts["recording"] = (max(1, RECORDED_STEPS // period) + 1) * period * step_s
     parts["hash"] = hash_s

@@ -131,7 +131,7 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Whole, COMMON, option("runs of each cell [=3]", ge=1, le=1000, heading="How long it runs")
     ] = None
     budget: Annotated[
-        Duration, COMMON, option("time after which a run stops measuring: 20s, 2m [=20s]", ge=0)
+        Duration, COMMON, option("time that a run measures for, its quads included: 20s, 2m [=20s]", ge=0)
     ] = None
     target: Annotated[
         Number,
@@ -158,7 +158,7 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     quads: Annotated[
         Whole,
         option(
-            "sync-on, off, off, on quads that measure exposed communication; 0 for none [=5]", ge=0, le=1000
+            "most on, off, off, on quads that measure exposed communication; 0 for none [=5]", ge=0, le=1000
         ),
     ] = None
     proof: Annotated[

@@ -48,7 +48,7 @@ class Standing:
     @property
     def news(self) -> tuple[object, ...]:
         """All fields except the times, which always change."""
-        return self.done, self.total, self.told, self.left
+        return self.done, self.total, self.told
 
 
 class _Out(RichConsole):

@@ -163,7 +163,8 @@ class Measurement:
         run, turns, foreign = self._run, self._turns, self._foreign
         if turns is None:
             with sampler(self._around.device, self._around.rank) as sampling:
-                measured = self._watch.measure(self._cell.steps)
+                quads = self._cell.steps.quads if self._is_counted else 0
+                measured = self._watch.measure(self._cell.steps, quads=quads)
             run.found["telemetry"] = sampling.telemetry()
             run.absent |= sampling.absent
             return measured

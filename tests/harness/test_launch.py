@@ -12,7 +12,7 @@ import resource
 import subprocess
 import sys
 import tokenize
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, zip_longest
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +37,7 @@ from harness.machine import device
 from harness.machine.code import checkout, code_version, what_runs
 from harness.machine.device import amd_gpus, nccl_settings, other_settings
 from harness.machine.torch_devices import TorchDevices, ask_torch, torch_version
-from harness.plan.estimate import Earlier
+from harness.plan.estimate import Earlier, LaunchTime
 from harness.terminal.console import Standing
 from harness.worker.__main__ import _near
 from harness.worker.crew import _device
@@ -622,8 +622,8 @@ class _Line:
 def test_progress_says_how_long_it_runs_what_it_does_and_what_it_waits_for(tmp_path) -> None:
     shown: list[Standing] = []
     line = SimpleNamespace(show=shown.append)
-    now, estimates = [0.0], [100.0]
-    pace = Pace(line, estimates, [1], names={"c-1": "mlp, ddp on 2, batch 8"}, clock=lambda: now[0])
+    now, launch = [0.0], launch_time(0.0, ("c-1", {"measure": 100.0}))
+    pace = Pace(line, [launch], names={"c-1": "mlp, ddp on 2, batch 8"}, clock=lambda: now[0])
     pulse = Pulse(tmp_path, Placement(nodes=3, gpus_per_node=1), clock=lambda: now[0])
     state = LaunchState(waits_for=pulse.waits_for())
     now[0] = 7.2
@@ -648,32 +648,123 @@ def test_progress_says_how_long_it_runs_what_it_does_and_what_it_waits_for(tmp_p
     ]
 
 
-def test_time_left_shrinks_with_every_run_at_the_pace_of_the_launches_that_have_ended() -> None:
-    now = [0.0]
-    estimates = [10.0, 20.0]
-    pace = Pace(_Line(), estimates, [2, 4], clock=lambda: now[0])
-    # Nothing has ended: the estimates as they are, 10 + 20; half of the first launch done: 5 + 20.
-    assert (pace.left_s(0), pace.left_s(1)) == (30, 25)
-    now[0] = 15.0
-    pace.done(2)
+def launch_time(startup_s: float, *runs: tuple[str, Mapping[str, float]]) -> LaunchTime:
+    return LaunchTime(longest_s=0.0, startup_s=startup_s, runs=runs)
+
+
+def test_time_left_is_learned_from_each_part_that_has_ended() -> None:
+    now, first, later = [0.0], {"proof": 6.0, "measure": 10.0}, {"first steps": 1.0, "measure": 10.0}
+    launches = [
+        launch_time(8.0, ("a", first), ("b", first)),
+        launch_time(8.0, ("b", later), ("a", later)),
+        launch_time(8.0, ("a", later)),
+    ]
+    pace = Pace(_Line(), launches, clock=lambda: now[0])
+    state = LaunchState()
+
+    def left(at: float, event: str, **told: str) -> float:
+        now[0] = at
+        state.take({"event": event, **told})
+        pace.report(state)
+        return pace.left_s()
+
+    # Three starts of 8 s, two first runs of 16 s and three later ones of 11 s; then 3 s less, and no start.
+    assert left(3, "ready") == 24 + 32 + 33 - 3
+    # A start took 4 s: so will the others.
+    assert left(4, "run", run="1", cell="a") == 8 + 32 + 33
+    # The build was not estimated; the proof of "a" is 2 s old, and that of "b" is to come.
+    left(5, "proof")
+    assert left(7, "alive") == 8 + 30 + 33
+    # It took twice as long as estimated: with the estimate as a second opinion, all takes 1.5 times as long.
+    assert left(17, "measure") == 8 + 15 + 1.5 * (16 + 33)
+    # So did the measurement: "a" has its own time, 20 s, and first steps are twice as long as estimated.
+    assert left(37, "hash") == 8 + (9 + 15) + (2 + 15) + 2 * (2 + 20)
+    # The run "b" fails in its proof, of which nothing is learned, and none of its runs will come.
+    left(37, "run", run="2", cell="b")
+    left(38, "proof")
+    now[0] = 40.0
+    pace.done([_measured("a")] * 2, {"b"})
     pace.launch_over()
-    # 10 estimated seconds took 15: the second launch takes 30, a quarter less with each of its runs.
-    assert [pace.left_s(done) for done in (2, 3, 4, 5)] == [30, 22.5, 15, 7.5]
+    state = LaunchState()
+    assert left(41, "ready") == 4 - 3 + 22 + 4 + 22
+
+
+PARTS = ("build", "proof", "warm-up", "measure", "hash", "late proof", "exposed", "recording")
+ESTIMATED = {
+    "resnet, single": (1.1, 0.8, 2.3, 2.0, 0.1, 0.9),
+    "gpt, single": (1.0, 0.2, 1.2, 2.0, 0.1, 0.4),
+    "gpt, ddp": (1.0, 0.3, 1.3, 0.8, 0.1, 0.4, 1.6, 0.7),
+    "resnet, ddp": (1.1, 1.2, 3.2, 1.9, 0.1, 1.2, 4.1, 1.7),
+}
+RECORDED = (
+    (11.1, ("resnet, single", 0.3, 4.9, 4.7, 5.6, 0.1, 4.5), ("gpt, single", 0.0, 0.7, 1.0, 2.3, 0.0, 0.4)),
+    (
+        11.2,
+        ("gpt, ddp", 0.1, 1.3, 0.8, 2.9, 0.0, 1.9, 6.9, 3.5),
+        ("resnet, ddp", 0.6, 5.7, 3.0, 9.6, 0.2, 5.2, 19.5, 11.0),
+    ),
+    (
+        16.0,
+        ("resnet, ddp", 0.5, 1.7, 4.4, 10.0, 0.2, 6.5, 19.8, 9.3),
+        ("gpt, ddp", 0.1, 0.6, 3.4, 4.5, 0.0, 3.0, 8.4, 3.9),
+    ),
+    (16.0, ("gpt, single", 0.0, 0.2, 3.7, 3.7, 0.0, 1.2), ("resnet, single", 0.5, 1.6, 9.4, 5.1, 0.2, 3.0)),
+    (13.1, ("gpt, single", 0.1, 0.3, 0.8, 2.8, 0.0, 1.0), ("resnet, single", 0.3, 0.9, 2.9, 7.2, 0.2, 3.2)),
+    (
+        16.7,
+        ("resnet, ddp", 1.0, 2.5, 4.1, 14.1, 0.2, 6.4, 22.9, 7.8),
+        ("gpt, ddp", 0.1, 0.6, 2.3, 4.4, 0.0, 2.2, 5.5, 2.8),
+    ),
+)
+"""`make demo` on two cores that others loaded: the seconds to the first run of each launch, and of the parts
+of each run. From the third launch on the second part is of first steps."""
+
+
+@pytest.mark.parametrize("speed", [0.5, 1, 4])
+def test_time_left_is_right_within_a_quarter_after_a_third_of_the_runs(speed) -> None:
+    """On a machine on which everything takes as long, half of it, or four times less."""
+
+    def parts(launch: int, seconds: Iterable[float]) -> dict[str, float]:
+        named = dict(zip(PARTS, seconds, strict=False))
+        return named if launch < 2 else {"first steps": named.pop("proof"), **named}
+
+    now, state = [0.0], LaunchState()
+    launches = [
+        launch_time(8.0, *((cell, parts(at, ESTIMATED[cell])) for cell, *_ in runs))
+        for at, (_, *runs) in enumerate(RECORDED)
+    ]
+    pace = Pace(_Line(), launches, clock=lambda: now[0])
+    told: list[tuple[float, float]] = []
+    for at, (start_s, *runs) in enumerate(RECORDED):
+        state, now[0] = LaunchState(), now[0] + start_s / speed
+        for number, (cell, *seconds) in enumerate(runs):
+            state.take({"event": "run", "run": str(number), "cell": cell})
+            for part, took_s in parts(at, seconds).items():
+                state.take({"event": part})
+                pace.report(state)
+                now[0] += took_s / speed
+                told += [(now[0], pace.left_s())] if at > 1 else []
+            state.take({"event": "recorded"})
+            pace.report(state)
+        pace.done([_measured("a")] * len(runs), {})
+        pace.launch_over()
+    # The last tenth, less than the start of a launch, is not worth a figure.
+    off = [left / (now[0] - then) - 1 for then, left in told if now[0] - then > 0.1 * now[0]]
+    assert max(map(abs, off)) <= 0.25, off
 
 
 def test_time_left_is_never_more_than_the_user_gave_and_a_deadline_only_comes_nearer() -> None:
     now = [0.0]
-    estimates = [100.0]
     deadline = Deadline(None, "none", clock=lambda: now[0])
-    pace = Pace(_Line(), estimates, [1], deadline=deadline, clock=lambda: now[0])
-    assert (deadline.left_s, deadline.is_over, pace.left_s(0)) == (None, False, 100)
+    pace = Pace(_Line(), [launch_time(100.0, ("a", {}))], deadline=deadline, clock=lambda: now[0])
+    assert (deadline.left_s, deadline.is_over, pace.left_s()) == (None, False, 100)
     deadline.bring_forward(20, "the job's time limit")
     now[0] = 5.0
     deadline.bring_forward(60, "later")
-    assert (pace.left_s(0), deadline.left_s, deadline.reason) == (15, 15, "the job's time limit")
+    assert (pace.left_s(), deadline.left_s, deadline.reason) == (15, 15, "the job's time limit")
     deadline.bring_forward(1, "sooner")
     now[0] = 6.5
-    assert (pace.left_s(0), deadline.is_over, deadline.reason) == (0, True, "sooner")
+    assert (pace.left_s(), deadline.is_over, deadline.reason) == (0, True, "sooner")
 
 
 def test_runs_of_other_code_do_not_count_nor_under_other_conditions_that_are_known() -> None:

@@ -149,7 +149,7 @@ def exposed(rank: int, strategy: str, planted: dict[str, float]) -> dict[str, An
     transport: Any = exchange._transport
     computation = model.computation
     computation.forget()
-    quads = watch.measure_exposed(exchange, StepPolicy(block_steps=1, quads=QUADS))
+    quads = watch.measure_exposed(exchange, StepPolicy(block_steps=1, quads=QUADS, target=0))
     # One step each: on, off, off, on. Two transfers in one with the exchange on.
     walls = zip(*(getattr(quads, f"{name}_ns") for name in BLOCKS), strict=True)
     found: dict[str, Any] = {

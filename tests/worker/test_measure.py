@@ -291,12 +291,49 @@ def test_measuring_ends_at_the_target_or_the_budget_or_the_blocks(watch, walls, 
     assert measured.columns.step_ns == [2] * 2 * blocks
 
 
+@pytest.mark.parametrize(("quads", "blocks"), [(0, 19), (1, 15), (3, 7), (9, 7)])
+def test_blocks_leave_quads_their_share_of_the_budget(watch, quads, blocks) -> None:
+    stopwatch, _ = watch([110.0, 90.0] * 10)
+    measured = stopwatch.measure(StepPolicy(target=0.01, budget_s=1.9), quads=quads)
+    # Blocks of 100 ms fill 1.9 s, in which a quad has four of them.
+    assert (measured.stop, len(measured.blocks_ns)) == ("budget", blocks)
+
+
 def test_each_rank_keeps_its_own_walls_and_stops_by_the_slowest(watch) -> None:
     # By its own 50 ms a block this rank would go on until the budget of 0.6 s at the twelfth.
     stopwatch, _ = watch([50] * 6, slowest_ms=UNEVEN)
     measured = stopwatch.measure(StepPolicy(target=0.01, budget_s=0.6))
     assert measured.stop == "budget"
     assert measured.blocks_ns == [50 * MS] * 6
+
+
+@pytest.mark.parametrize(
+    ("policy", "quads"),
+    [
+        # Of 20, 22 and 24 % the half-width is t(2; 0.975) = 4.303 times 2 % / sqrt(3), so 4.97 %. With
+        # another 22 % it is 3.182 times 1.633 % / 2, so 2.60 %.
+        ({"target": 0.0497}, 3),
+        ({"target": 0.0496}, 4),
+        ({"target": 0.0259}, 5),
+        # Fewer may be asked for.
+        ({"target": 0.0497, "quads": 2}, 2),
+        # Six blocks of 100 ms, and quads of 360, 356, 352 and 356 ms, take 2.024 s.
+        ({"target": 0.0, "budget_s": 2.02}, 3),
+        ({"target": 0.0, "budget_s": 2.03}, 4),
+        ({"target": 0.0, "budget_s": 0.0}, 3),
+    ],
+)
+def test_quads_end_at_the_target_or_with_the_budget_of_the_blocks_before_them(
+    watch, monkeypatch, policy, quads
+) -> None:
+    off_ms = [80, 78, 76, 78, 78]
+    stopwatch, world = watch([100] * 6 + [wall for off in off_ms for wall in (100, off, off, 100)])
+    monkeypatch.setattr(world, "largest", list)
+    stopwatch.measure(StepPolicy(max_blocks=6, target=0.0, budget_s=0.0))
+    monkeypatch.setattr(measure, "Snapshot", lambda trainer: SimpleNamespace(restore=int))
+    exchange: Any = SimpleNamespace(traffic=Traffic())
+    taken = stopwatch.measure_exposed(exchange, StepPolicy(**policy))
+    assert taken.off_first_ns == [off * MS for off in off_ms[:quads]]
 
 
 class Quad:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from harness.launch.conduct import Conduct
+from harness.plan.estimate import LaunchTime
 from harness.plan.schedule import PlannedLaunch
 from reports.text import count, devices, duration
 from results.network import Collective
@@ -61,8 +62,12 @@ class NetworkConduct(Conduct):
             f"{count(total, 'run')} to do",
         ]
 
-    def seconds(self, launches: Sequence[PlannedLaunch], estimated: Sequence[float]) -> Sequence[float]:
-        return [sum(cell.steps.budget_s for cell in launch.cells) for launch in launches]
+    def times(self, launches: Sequence[PlannedLaunch], likely: Sequence[LaunchTime]) -> Sequence[LaunchTime]:
+        each = (tuple((cell.id, {"measure": cell.steps.budget_s}) for cell in one.cells) for one in launches)
+        return [
+            LaunchTime(longest_s=sum(parts["measure"] for _, parts in runs), startup_s=0.0, runs=runs)
+            for runs in each
+        ]
 
     def names(self, names: Mapping[str, str]) -> Mapping[str, str]:
         return dict.fromkeys(names, "network")

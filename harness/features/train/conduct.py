@@ -18,6 +18,7 @@ from harness.features.train.order import TrainOrder, larger_is_better
 from harness.features.train.progress import TrainingPace
 from harness.launch.conduct import Conduct, Progress
 from harness.launch.pace import Deadline
+from harness.plan.estimate import LaunchTime
 from harness.plan.schedule import PlannedLaunch
 from harness.terminal.console import Console, ProgressLine
 from reports.text import count
@@ -137,7 +138,7 @@ class TrainConduct(Conduct):
         study: Study,
         launches: Sequence[PlannedLaunch],
         *,
-        seconds: Sequence[float],
+        times: Sequence[LaunchTime],
         names: Mapping[str, str],
         deadline: Deadline,
     ) -> Progress:

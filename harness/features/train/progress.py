@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 
 from harness.features.train.files import log_path
@@ -13,6 +13,7 @@ from harness.launch.follow import LaunchState, LogTail
 from harness.launch.pace import Deadline, seconds_text
 from harness.terminal.console import ProgressLine, Standing
 from results.files import Content
+from results.run import RunResult
 from results.store import Study
 from results.value_types import seconds_between
 
@@ -38,7 +39,7 @@ class TrainingPace:
         self._line, self._study, self._names, self._deadline = line, study, cells, deadline
         self._clock = clock
         self._began = clock()
-        self._done = 0
+        self._done: set[str] = set()
         self._look_at = 0.0
         self._shown: tuple[str, float | None] = "", None
         self._recent: dict[str, _Recent] = {}
@@ -62,7 +63,7 @@ class TrainingPace:
             left = most if left is None else min(left, most)
         self._line.show(
             Standing(
-                done=self._done,
+                done=len(self._done),
                 total=len(self._names),
                 doing=doing,
                 left="?" if left is None else seconds_text(max(0.0, left)),
@@ -71,8 +72,8 @@ class TrainingPace:
             )
         )
 
-    def done(self, runs: int) -> None:
-        self._done += runs
+    def done(self, results: Sequence[RunResult], closed: Container[str]) -> None:
+        self._done |= {run.cell_id for run in results} | {cell for cell in self._names if cell in closed}
 
     def launch_over(self) -> None:
         self._shown = "", None

@@ -45,7 +45,7 @@ from harness.machine.code import planned_code
 from harness.machine.device import cpu_model, visible_gpus
 from harness.matrix import Matrix, signals_are_ctrl_c
 from harness.plan.auto import AUTO
-from harness.plan.estimate import STARTUP_S, StepTime, run_seconds
+from harness.plan.estimate import STARTUP_S, StepTime, run_times
 from harness.plan.naming import plain_name
 from harness.plan.options import read_duration_s
 from harness.plan.study_file import BY_NAME, StudyFile
@@ -187,7 +187,7 @@ class Tune(Matrix):
         cell, rate = msgspec.structs.replace(candidate.cell, steps=steps), candidate.setting.predicted_rate
         seconds = cell.global_batch / rate if rate else Unknown("it is not predicted")
         step = StepTime(basis="assumed", seconds=seconds)
-        return run_seconds(cell, step, proves=proves, known_s={})
+        return sum(run_times(cell, step, proves=proves, known_s={}).values())
 
     def _policy(self, budget_s: float) -> StepPolicy:
         """The steps of a trial, which end by `budget_s`. On a GPU, which the trials before have warmed up, it

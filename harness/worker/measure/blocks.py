@@ -28,6 +28,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from harness.worker.exchange.buckets import BucketCounter
@@ -40,9 +41,9 @@ from harness.worker.rank.control import Control
 from harness.worker.rank.failure import DivergedError
 from harness.worker.rank.log import RankLog
 from harness.worker.rank.usage import available_bytes
-from results.cell import StepPolicy, gpu_warm_up_s
+from results.cell import FEWEST_QUADS, StepPolicy, gpu_warm_up_s
 from results.record import KernelTimes, Quads, Recorded, StepColumns
-from results.statistics import FEWEST_FOR_INTERVAL, within_run
+from results.statistics import FEWEST_FOR_INTERVAL, t_interval, within_run
 from strategies.devices import device_of
 from strategies.snapshot import Snapshot
 from strategies.trainer import Trainer
@@ -127,6 +128,8 @@ class Stopwatch:
         self._device = device_of(control.device)
         self._fastest_s: float | None = None
         """The step time of the fastest block of the warm-up on a device, the same on all ranks."""
+        self._timed_ns = 0.0
+        """The time of the blocks that were measured."""
         self._off_losses_missing = 0
         """Steps without exchange since the last quad whose loss was not finite."""
         trainer.observer = clock
@@ -183,8 +186,12 @@ class Stopwatch:
             change = (apart - error) / fmean(readings)
         return self._control.largest([change])[0] <= FLAT_WITHIN
 
-    def measure(self, policy: StepPolicy) -> Measured:
-        """Time blocks until the within-run interval is narrow enough, or the budget or the blocks run out."""
+    def measure(self, policy: StepPolicy, *, quads: int = 0) -> Measured:
+        """Time blocks until the within-run interval is narrow enough, or the budget or the blocks run out.
+
+        The blocks leave room in the budget for the fewest of the `quads` that follow.
+        """
+        kept = 4 * min(quads, FEWEST_QUADS)
         columns = StepColumns()
         steps = self._block_steps(policy)
         own: list[int] = []
@@ -196,7 +203,8 @@ class Stopwatch:
             self.after_block(block)
             own.append(mine)
             walls.append(wall)
-            stop = _stop(walls, policy)
+            stop = _stop(walls, policy, kept)
+        self._timed_ns = sum(walls)
         return Measured(columns=columns, blocks_ns=own, block_steps=steps, stop=stop)
 
     def measure_in_turns(self, wait: Wait, warmup: StepColumns) -> Measured:
@@ -222,6 +230,9 @@ class Stopwatch:
     def measure_exposed(self, exchange: ExchangeGroup, policy: StepPolicy) -> Quads:
         """Time interleaved blocks with the exchange on, off, off, on; what the off blocks did is undone.
 
+        After `FEWEST_QUADS`, no further one begins if their interval is as narrow as the policy's target, or
+        if it would end after the budget, of which the blocks before them took a part.
+
         Batches are drawn beforehand and shared by an on block and the off block next to it, so that the
         data phase is on neither side and the training data go on as if the off blocks had not been.
 
@@ -231,7 +242,7 @@ class Stopwatch:
         steps = self._steps_of_quads(policy)
         traffic, stand_ins = exchange.traffic, exchange.traffic.stand_ins
         quads = Quads(steps=steps)
-        for _ in range(policy.quads):
+        while len(quads.on_first_ns) < policy.quads and not self._enough(quads, policy):
             batches = self._draw(steps)
             keep = partial(stand_ins.keep_messages, self._room_for_messages())
             quads.on_first_ns.append(self._drawn_block(batches, last_period=keep)[0])
@@ -250,6 +261,17 @@ class Stopwatch:
             del batches, snapshot
             self._require_trained(2 * steps - updates.count)
         return quads
+
+    def _enough(self, quads: Quads, policy: StepPolicy) -> bool:
+        """Whether the quads say enough, or the budget has no room for another one; collective."""
+        on = np.add(quads.on_first_ns, quads.on_second_ns, dtype=np.float64)
+        off = np.add(quads.off_first_ns, quads.off_second_ns, dtype=np.float64)
+        if len(on) < FEWEST_QUADS:
+            return False
+        exposed = t_interval(0.0, (on - off) / on.mean(), "", "t95-quads")
+        with_another_ns = self._timed_ns + (on + off).sum() + (on + off).mean()
+        half, ends_ns = self._control.largest([exposed.high or 0.0, float(with_another_ns)])
+        return half <= policy.target or ends_ns > policy.budget_s * 1e9
 
     def _room_for_messages(self) -> float:
         """Return the bytes that received messages may take; ranks of a node share the memory of a host."""
@@ -389,7 +411,8 @@ class Stopwatch:
         return mine, wall, columns
 
 
-def _stop(walls: list[float], policy: StepPolicy) -> Stop | None:
+def _stop(walls: list[float], policy: StepPolicy, kept: int) -> Stop | None:
+    """Why no further block follows, if none does; the budget has to last for `kept` blocks more."""
     if len(walls) < policy.min_blocks:
         return None
     if len(walls) >= FEWEST_FOR_INTERVAL:
@@ -397,6 +420,6 @@ def _stop(walls: list[float], policy: StepPolicy) -> Stop | None:
         assert metric.high is not None
         if metric.high - metric.value <= policy.target * metric.value:
             return "target"
-    if sum(walls) >= policy.budget_s * 1e9:
+    if sum(walls) + kept * fmean(walls) >= policy.budget_s * 1e9:
         return "budget"
     return "blocks" if len(walls) >= policy.max_blocks else None
