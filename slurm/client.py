@@ -6,15 +6,19 @@ import os
 import pwd
 import re
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import cached_property
 
 from slurm.cluster import (
     ASSOCIATION_FORMAT,
+    LIMITS_FORMAT,
+    QOS_FORMAT,
     SINFO_FORMAT,
     Association,
     Cluster,
     NodeGroup,
     read_associations,
+    read_limits,
     read_settings,
     read_sinfo,
 )
@@ -139,6 +143,14 @@ class Client:
 
     def groups(self) -> tuple[NodeGroup, ...]:
         return read_sinfo(self._ask(*_SINFO))
+
+    def limits(self, account: str | None, qos: str | None) -> dict[str, int]:
+        """Return the limits of a job of this user (`read_limits`); none if sacctmgr gives no answer."""
+        user, show = pwd.getpwuid(os.geteuid()).pw_name, ("sacctmgr", "--parsable2", "--noheader", "show")
+        with suppress(SlurmError, ValueError):
+            text = self._ask(*show, "user", user, "withassoc", f"format={LIMITS_FORMAT}")
+            return read_limits(text, self._ask(*show, "qos", f"format={QOS_FORMAT}"), account, qos)
+        return {}
 
     def _associations(self) -> tuple[Association, ...] | None:
         user = pwd.getpwuid(os.geteuid()).pw_name

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from results.grouping import grouped
 from results.notation import seconds_of
 from slurm.runner import SlurmError
 
@@ -13,6 +14,9 @@ SINFO_FORMAT = "%P|%a|%l|%s|%D|%T|%c|%m|%G"
 """Partition (the default with a star), whether it is up, time limit, nodes of a job, nodes, their state,
 CPUs, memory in MB, GRES."""
 ASSOCIATION_FORMAT = "account,partition,qos,maxsubmit"
+LIMITS_FORMAT = "defaultaccount,account,defaultqos,maxtres,maxwall,grptres"
+QOS_FORMAT = "name,maxtres,maxtrespu,maxwall,grptres"
+_LIMITED = {"gres/gpu": "GPUs", "node": "nodes"}
 
 _GPUS = re.compile(r"(?:^|,)gpu:(?:(?P<type>[^:,()]+):)?(?P<count>\d+)")
 _SETTING = re.compile(r"^(?P<name>\w+)\s*= (?P<value>.*?)\s*$", re.MULTILINE)
@@ -139,3 +143,27 @@ def read_associations(text: str) -> tuple[Association, ...]:
             raise SlurmError(f"a line of sacctmgr is not as Slurm writes it ({error}): {line!r}") from error
         associations.append(association)
     return tuple(associations)
+
+
+def read_limits(text: str, qos_text: str, account: str | None, qos: str | None) -> dict[str, int]:
+    """The most `GPUs`, `nodes` and `seconds` of a job, as far as the user's account and QOS limit them.
+
+    `text` is of LIMITS_FORMAT for one user, `qos_text` of QOS_FORMAT. A limit of the QOS takes the place of
+    the account's (Resource Limits in Slurm's manual).
+    """
+    found: list[tuple[str, int]] = []
+    rows = [line.split("|") for line in text.splitlines()]
+    every = {name: limits for name, *limits in (line.split("|") for line in qos_text.splitlines())}
+    for _, _, default, own, wall, together in [row for row in rows if row[1] == (account or row[0])][:1]:
+        most, of_user, longest, of_all = every.get(qos or default or "normal", [""] * 4)
+        for limits in (_tres(own) | _tres(most), _tres(of_user), _tres(together) | _tres(of_all)):
+            found += [(_LIMITED[name], limit) for name, limit in limits.items() if name in _LIMITED]
+        limit_s = slurm_seconds(longest or wall or "UNLIMITED")
+        found += [] if limit_s is None else [("seconds", limit_s)]
+    return {what: min(limits) for what, limits in grouped(found).items()}
+
+
+def _tres(text: str) -> dict[str, int]:
+    """Read `gres/gpu=16,node=4`; amounts with a unit are left out."""
+    pairs = (part.partition("=") for part in text.split(","))
+    return {name: int(amount) for name, _, amount in pairs if amount.isdecimal()}

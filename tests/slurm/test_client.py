@@ -9,7 +9,7 @@ import pytest
 
 from results.outcome import Outcome
 from slurm.client import Client
-from slurm.cluster import Association, NodeGroup, read_sinfo
+from slurm.cluster import Association, NodeGroup, read_limits, read_sinfo
 from slurm.job_view import JobPhase, JobView, read_sacct, read_squeue
 from slurm.runner import (
     Completed,
@@ -250,6 +250,30 @@ def test_the_cluster() -> None:
         memory_mb=64_000,
         gpus={"h100": 8},
     )
+
+
+USER = "test|test|big|gres/gpu=16,node=4|2-00:00:00|gres/gpu=64\ntest|root||||\n"
+QOS = "normal||||\nbig|gres/gpu=32|gres/gpu=24,mem=1T|08:00:00|node=100\n"
+"""Slurm 22.05 with a database printed these lines."""
+
+
+@pytest.mark.parametrize(
+    ("account", "qos", "limits"),
+    [
+        # The limits of the default QOS take the place of the association's; each user has at most 24 GPUs.
+        (None, None, {"GPUs": 24, "nodes": 4, "seconds": 28_800}),
+        ("test", "normal", {"GPUs": 16, "nodes": 4, "seconds": 172_800}),
+        ("root", None, {}),
+        ("other", None, {}),
+    ],
+)
+def test_the_limits_of_a_job_are_those_of_its_association_and_qos(account, qos, limits) -> None:
+    assert read_limits(USER, QOS, account, qos) == limits
+
+
+def test_limits_that_may_not_be_asked_for_are_unknown() -> None:
+    denied = Completed(exit_code=1, stdout="", stderr="sacctmgr: error: Access/permission denied")
+    assert Client(Tape(sacctmgr=denied)).limits(None, None) == {}
 
 
 def test_associations_that_may_not_be_asked_for_are_unknown() -> None:

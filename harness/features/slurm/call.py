@@ -9,8 +9,9 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -98,15 +99,28 @@ def _environment(root: Path, job_id: str) -> SlurmEnvironment:
     return SlurmEnvironment(store.job(job_id), store)
 
 
-def _known_site(options: StudyFile) -> tuple[SiteProfile, str | None, str | None]:
-    """The profile, completed by what Slurm says of its nodes; what it says; or why that is not known."""
-    site = site_of(options)
+def _known_site(options: StudyFile) -> tuple[SiteProfile, Mapping[str, int], str | None, str | None]:
+    """The profile, completed by what Slurm says of its nodes; the limits of a job of this user; what Slurm
+    says; or why that is not known."""
+    site, client = site_of(options), Client()
     if site.gpu_request == "none" or site.gpus_per_node is not None or options.gpus_per_node is not None:
-        return site, None, None
+        return site, {}, None, None
     try:
-        return *with_defaults(site, Client().groups()), None
+        limits = client.limits(site.account, site.qos)
+        longest = limits.pop("seconds", None)
+        groups = [
+            replace(one, time_limit_s=min(filter(None, (one.time_limit_s, longest)), default=None))
+            for one in client.groups()
+        ]
+        site, words = with_defaults(site, groups)
+        return site, limits, ", ".join(filter(None, (words, _limit_words(limits)))), None
     except (SlurmError, UsageError) as error:
-        return site, None, f"the GPUs of a node are not known: give --gpus-per-node ({error})"
+        return site, {}, None, f"the GPUs of a node are not known: give --gpus-per-node ({error})"
+
+
+def _limit_words(limits: Mapping[str, int]) -> str:
+    allowed = " and ".join(f"{most} {what}" for what, most in limits.items())
+    return f"your account and QOS allow {allowed} a job" if allowed else ""
 
 
 def _differing(first: Document, other: Document) -> str:
@@ -121,7 +135,7 @@ class SlurmCall(JobCall):
     """The jobs of one `bench matrix --launcher slurm` call."""
 
     def __init__(self, call: MatrixCall) -> None:
-        site, self._nodes, self._unknown = _known_site(call.options)
+        site, self._limits, self._nodes, self._unknown = _known_site(call.options)
         self._site = site
         super().__init__(call, "slurm", site.price, site.gpu_model)
         self.gpu_kind = site.gpu_type
@@ -269,6 +283,13 @@ class SlurmCall(JobCall):
             self._console.warn(
                 "Slurm may give all ranks of a node one CPU: give --cpus-per-gpu, or cpus_per_gpu or "
                 "exclusive in the profile"
+            )
+        most = self._limits.get("GPUs", inf), self._limits.get("nodes", inf)
+        placed = {one.job.job_id: one.job.placement for one in documents}
+        beyond = [job for job, place in placed.items() if place.gpus > most[0] or place.nodes > most[1]]
+        if beyond:
+            self._console.warn(
+                f"{', '.join(beyond)}: {_limit_words(self._limits)}; leave sizes out of --gpus"
             )
         said = [] if self._nodes is None else [f"Slurm says: {self._nodes}; a profile or flags override it"]
         return [*said, *super().summary(documents)]

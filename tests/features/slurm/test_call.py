@@ -11,6 +11,7 @@ from printed_schema import keep_the_schema
 from harness.cli import run
 from results.launch import JobVariables
 from slurm.client import Client
+from slurm.cluster import NodeGroup
 from slurm.runner import SlurmError
 
 MLP = ("matrix", "--workload", "mlp", "--gpus", "2", "--device", "cpu", "--strategy", "ddp", "--out", "study")
@@ -105,3 +106,27 @@ def test_gpus_of_nodes_that_nobody_knows_are_refused_with_the_flag(call, monkeyp
     assert run([*call, *words, "--out", "study"]) == 1
     assert "give --gpus-per-node (sinfo gave no answer)" in capsys.readouterr().err
     assert not Path("study").exists()
+
+
+def test_a_plan_without_a_profile_keeps_to_the_limits_of_account_and_qos(monkeypatch, capsys) -> None:
+    nodes = NodeGroup(
+        partition="gpu",
+        is_up=True,
+        time_limit_s=None,
+        nodes=32,
+        state="idle",
+        cpus=64,
+        memory_mb=1,
+        gpus={"h100": 8},
+    )
+    monkeypatch.setattr(Client, "groups", lambda self: (nodes,))
+    limits = {"GPUs": 16, "seconds": 900}
+    monkeypatch.setattr(Client, "limits", lambda self, account, qos: dict(limits))
+    words = ("--workload", "mlp", "--strategy", "ddp", "--device", "cuda", "--launcher", "slurm")
+    assert run(["matrix", *words, "--gpus", "8,16,32", "--out", "study", "--dry-run"]) == 0
+    said = capsys.readouterr()
+    assert "partition gpu, jobs of at most 0.25 h, your account and QOS allow 16 GPUs a job" in said.out
+    assert "#SBATCH --time=0-00:15:00" in said.out
+    warned = " ".join(said.err.split())
+    assert "0003-4x8: your account and QOS allow 16 GPUs" in warned
+    assert "0002-2x8" not in warned
