@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from harness.launch.preflight import (
     require_tensorboard,
 )
 from harness.launch.supervise import ending_signals, handled
-from harness.launch.tally import tally, uncounted
+from harness.launch.tally import Tally, study_tally, tally, uncounted
 from harness.launchers.launcher import LauncherCall, MatrixCall
 from harness.launchers.registry import launcher, launchers
 from harness.machine.code import planned_code
@@ -32,7 +32,7 @@ from harness.plan.expand import expand
 from harness.plan.launchers import DEFAULT
 from harness.plan.lighter import lighter
 from harness.plan.naming import plain_name, study_name
-from harness.plan.options import read_counts, read_duration_s
+from harness.plan.options import LEAST_RUNS, read_counts, read_duration_s, read_odds
 from harness.plan.points import workloads_of
 from harness.plan.request import make_requests
 from harness.plan.study_file import OPTIONS, StudyFile
@@ -51,13 +51,13 @@ from results.features import hook
 from results.files import study_lock
 from results.grouping import grouped
 from results.job import RETRIES, SILENCE_S, RunOptions
-from results.plan import Order, Plan, Request, kind_of
+from results.plan import Order, Plan, Request, Round, kind_of
 from results.run import RunResult
 from results.store import Study, utc_now
 from workloads.catalog import WORKLOADS, facts
 
 RUNS = Path("runs")
-_WORK = ("request", "cells", "series", "skips", "order")
+_WORK = ("request", "cells", "series", "skips", "order", "round")
 """Fields of a plan that define its work."""
 
 
@@ -86,6 +86,7 @@ class Matrix:
         """The first request, for the fields that are equal in the requests of all settings."""
         self._name = options.name or (plain_name(study_file.stem) if study_file else None)
         self._root = Path(options.out) if options.out else RUNS / self._folder_name()
+        self._began = time.monotonic()
         self._counted = False
         """Whether the parts of the user's models have been counted."""
         self._check()
@@ -130,6 +131,8 @@ class Matrix:
             self._check_this_host()
         if self._request.batches is not None:
             self._check_batch_auto()
+        if self._options.until is not None:
+            self._check_until()
         if self._run_options.tensorboard and self._call.hosts.same_python:
             require_tensorboard()
         for rank in self._run_options.trace:
@@ -182,15 +185,30 @@ class Matrix:
                 "--batch-size auto needs short runs of a feature that this installation lacks: give a number"
             )
 
+    def _check_until(self) -> None:
+        """Refuse `--until` for work without a size to buy, and with fewer repeats than it needs."""
+        read_odds(str(self._options.until), "--until")
+        if hook("grow") is None:
+            raise UsageError("--until needs a feature that this installation lacks: leave it out")
+        if self.order is not None or VARIABLE in os.environ:
+            raise UsageError("--until grows a matrix that is measured for its size to buy: leave it out here")
+        if self._request.repeats < LEAST_RUNS:
+            raise UsageError(
+                f"--until needs {LEAST_RUNS} runs of each deciding size: leave --repeats "
+                f"{self._request.repeats} out"
+            )
+
     def show(self) -> None:
         """`--dry-run`: print the plan and its commands on stdout, and write nothing."""
         study = Study.for_planning(self._root)
         warn_of_lost_plans(study, self._console)
         self._warn_of_other_work(study)
         plans = self._plans(study)
-        plan = _as_one(plans)
         self._tell_of_plans(study, plans)
-        code = planned_code([plan])
+        code = planned_code([_as_one(plans)])
+        if self._options.until is not None:
+            plans = self._grow(study, plans, code)[0]
+        plan = _as_one(plans)
         for sentence in uncounted(study.results(), plan, self._call.conditions(code)):
             self._console.note(sentence)
         for each in self._to_run(plans):
@@ -257,31 +275,62 @@ class Matrix:
             self._warn_of_other_work(study)
             if (unfound := self._find_batches(study, code, lock)) is not None:
                 return unfound
-            plans = self._kept_plans(study)
+            plans, ended = self._grown(study, code, lock)
             plan = _as_one(plans)
-            codes = [self._call.run(study, each, code, lock) for each in self._to_run(plans)]
-            ended = [exit_code for exit_code in codes if exit_code is not None]
-            if ended:
-                return max(ended) or self._without_cells(plan)
+            if ended is not None:
+                return ended or self._without_cells(plan)
             results = study.collect()
         return self._finish(study, plan, results, report=report)
+
+    def _grown(self, study: Study, code: CodeVersion, lock: int) -> tuple[list[Plan], int | None]:
+        """Run the launches that are left of all plans, with `--until` round by round.
+
+        Returns the plans, those of the last round, and the exit code if others are to start the launches.
+        """
+
+        def run(made: Sequence[Plan]) -> int | None:
+            if self._call.runs_plans_as_one:
+                self._call = self._accepted(self._left(self._run_options), self._console)
+            plans = self._to_run(self._kept_plans(study, made))
+            codes = [self._call.run(study, each, code, lock) for each in plans]
+            return max((exit_code for exit_code in codes if exit_code is not None), default=None)
+
+        plans = self._plans(study)
+        if self._options.until is None:
+            return plans, run(plans)
+        return self._grow(study, plans, code, run)
+
+    def _grow(
+        self,
+        study: Study,
+        plans: Sequence[Plan],
+        code: CodeVersion,
+        run: Callable[[Sequence[Plan]], int | None] | None = None,
+    ) -> tuple[list[Plan], int | None]:
+        """The hook `grow`; without `run` it only finds the plans of the next round."""
+        grow, conditions = hook("grow"), self._call.conditions(code)
+        assert grow is not None
+
+        def tallies(made: Sequence[Plan]) -> list[Tally]:
+            results = study.results()
+            return [study_tally(study, plan, results, conditions, self._run_options) for plan in made]
+
+        odds = read_odds(str(self._options.until), "--until")
+        grown: tuple[list[Plan], int | None] = grow(study, plans, odds, tallies, run, self._console)
+        return grown
 
     def _find_batches(self, study: Study, code: CodeVersion, lock: int) -> int | None:
         """Find the batches of `--batch-size auto` by short runs, for all later plans of this call.
 
         The time that they take counts for `max_time`. Returns an exit code if they did not end.
         """
-        began, limit, most_s = time.monotonic(), self._limit(study), self._run_options.max_time_s
+        limit = self._limit(study)
         short = msgspec.structs.replace(
             self._run_options, isolation="fork", trace=(), tensorboard=False, rerun_failed=False
         )
 
-        def left(options: RunOptions) -> RunOptions:
-            rest_s = None if most_s is None else max(0.0, most_s - (time.monotonic() - began))
-            return msgspec.structs.replace(options, max_time_s=rest_s)
-
         def execute(probes: Study, plan: Plan) -> int | None:
-            return self._accepted(left(short), QuietConsole()).run(probes, plan, code, lock)
+            return self._accepted(self._left(short), QuietConsole()).run(probes, plan, code, lock)
 
         found, find_batches = list[Request](), hook("find_batches")
         for request in self._requests:
@@ -296,8 +345,14 @@ class Matrix:
             found.append(request)
         if tuple(found) != self._requests:
             self._requests = tuple(found)
-            self._call = self._accepted(left(self._run_options), self._console)
+            self._call = self._accepted(self._left(self._run_options), self._console)
         return None
+
+    def _left(self, options: RunOptions) -> RunOptions:
+        """The options with the rest of `max_time`."""
+        most_s = self._run_options.max_time_s
+        rest_s = None if most_s is None else max(0.0, most_s - (time.monotonic() - self._began))
+        return msgspec.structs.replace(options, max_time_s=rest_s)
 
     def _to_run(self, plans: Sequence[Plan]) -> Sequence[Plan]:
         return [_as_one(plans)] if self._call.runs_plans_as_one else plans
@@ -447,10 +502,10 @@ class Matrix:
         )
         return 1
 
-    def _kept_plans(self, study: Study) -> list[Plan]:
-        """Add the plans of this call to the study, or return the plans of equal work that it has already."""
+    def _kept_plans(self, study: Study, made: Sequence[Plan]) -> list[Plan]:
+        """Add plans to the study, or return the plans of equal work that it has already."""
         plans: list[Plan] = []
-        for plan in self._plans(study):
+        for plan in made:
             work = [getattr(plan, name) for name in _WORK]
             earlier = reversed(study.plans())
             kept = next((one for one in earlier if [getattr(one, name) for name in _WORK] == work), None)
@@ -472,7 +527,7 @@ class Matrix:
         conditions = self._call.conditions(planned_code([plan]))
         by_kind = conduct_of(plan).done(study)
         done = tally(results, plan, conditions, rerun_failed=True, done=by_kind).ok_runs
-        missing = sum(done.get(cell.id, 0) < plan.request.repeats for cell in plan.cells)
+        missing = sum(done.get(cell.id, 0) < plan.wanted(cell.id) for cell in plan.cells)
         if missing:
             incomplete = f"{count(missing, 'cell')} of {len(plan.cells)} without all runs"
             self._console.note(f"{incomplete}: {bench_call('status', study.root)}")
@@ -494,8 +549,14 @@ def _as_one(plans: Sequence[Plan]) -> Plan:
         predicted_bytes={cell: size for plan in plans for cell, size in plan.predicted_bytes.items()},
         unpredicted={workload: why for plan in plans for workload, why in plan.unpredicted.items()},
         series=tuple(series for plan in plans for series in plan.series),
+        round=_joined([plan.round for plan in plans if plan.round is not None]),
         skips=tuple(dict.fromkeys(skip for plan in plans for skip in plan.skips)),
     )
+
+
+def _joined(rounds: Sequence[Round]) -> Round | None:
+    runs = {cell_id: wanted for each in rounds for cell_id, wanted in each.runs.items()}
+    return msgspec.structs.replace(rounds[0], runs=runs) if rounds else None
 
 
 def run_options(options: StudyFile) -> RunOptions:

@@ -261,6 +261,17 @@ def kind_of(order: Order | None) -> Kind:
     return MEASURED if order is None else kind_named(order.kind)
 
 
+class Round(msgspec.Struct, frozen=True, kw_only=True):
+    """One round of a study that grows until the size to buy is certain (`--until`)."""
+
+    number: int
+    """1 for the first round; the `repeat` of its runs."""
+    odds: float
+    """The odds at which a size is certain."""
+    runs: dict[str, int]
+    """Runs of each cell up to this round, by id; a cell that is not there is not reached."""
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """One expanded matrix of a study."""
 
@@ -280,6 +291,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Why the memory of a workload's cells is not predicted; empty in plans from before reasons were kept."""
     order: Order | None = None
     """The work of the ranks; None: they measure steps."""
+    round: Round | None = None
+    """The round that it is the plan of; None: all of its cells have all repeats."""
+
+    @property
+    def last_repeat(self) -> int:
+        """The `repeat` of its last runs."""
+        return self.request.repeats if self.round is None else self.round.number
+
+    def wanted(self, cell_id: str) -> int:
+        """The number of runs that a cell needs."""
+        return self.request.repeats if self.round is None else self.round.runs.get(cell_id, 0)
 
     @property
     def kind(self) -> Kind:

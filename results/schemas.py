@@ -64,6 +64,7 @@ def _losses_of_warmup(old: Json) -> Json:
 #   rank-record 5  unreleased  warmup_loss, instead of all columns of the warm-up's steps
 #   plan 4, launch 5  unreleased  order, instead of training and network
 #   rank-record -  unreleased  measured, of kinds of study of other packages
+#   plan    -  unreleased  round
 PLAN = Schema("plan", 4, Plan, upgrades={3: _one_order})
 CELL = Schema("cell", 3, Cell)
 LAUNCH = Schema("launch", 5, Launch, upgrades={4: _one_order})

@@ -7,6 +7,7 @@ FEATURES = (
     "preflight",
     "project",
     "review",
+    "until",
     "gate",
     "slurm",
     "kubernetes",

@@ -98,6 +98,6 @@ def planned_jobs(
     return jobs
 
 
-def baseline_launch(cell: Cell) -> PlannedLaunch:
+def baseline_launch(cell: Cell, repeat: int = 1) -> PlannedLaunch:
     """The launch of an allocation's baseline, on one of its devices."""
-    return PlannedLaunch(placement=Placement(nodes=1, gpus_per_node=1), repeat=1, cells=(cell,))
+    return PlannedLaunch(placement=Placement(nodes=1, gpus_per_node=1), repeat=repeat, cells=(cell,))

@@ -52,7 +52,7 @@ def progress(
     rows = []
     for cell, so_far in tallies.items():
         runs, job = found.get(cell, []), in_hand.get(cell)
-        ok, repeats = so_far.ok_runs.get(cell, 0), so_far.plan.request.repeats
+        ok, repeats = so_far.ok_runs.get(cell, 0), so_far.plan.wanted(cell)
         state: CellState = "failed" if cell in so_far.closed else "to do"
         if ok >= repeats:
             state = "done"

@@ -262,7 +262,8 @@ def _slots(planned: PlannedLaunch, cells: Sequence[Cell], tally: Tally) -> tuple
     slots: list[Slot] = []
     for cell in cells:
         done[cell.id] += 1
-        run, repeat = new_id(), done[cell.id] if planned.forks else planned.repeat
+        by_rounds = tally.plan.round is not None
+        run, repeat = new_id(), done[cell.id] if planned.forks and not by_rounds else planned.repeat
         slots.append(Slot(cell_id=cell.id, run_id=run, repeat=repeat, proved_by=proofs.get(cell.id)))
         if planned.forks:
             proofs.setdefault(cell.id, run)

@@ -137,8 +137,12 @@ class Tally:
         """The launches that are left of the plan, in order."""
         return schedule(
             self.plan.cells,
-            repeats=self.plan.request.repeats,
-            progress=Progress(ok_runs=self.ok_runs, closed=frozenset(self.closed)),
+            repeats=self.plan.last_repeat,
+            progress=Progress(
+                ok_runs=self.ok_runs,
+                closed=frozenset(self.closed),
+                wanted={cell.id: self.plan.wanted(cell.id) for cell in self.plan.cells},
+            ),
             seed=self.plan.request.seed,
             gpus_per_node=self.plan.request.gpus_per_node,
             isolation="cell" if conduct_of(self.plan).one_cell else isolation,
@@ -199,7 +203,7 @@ def tally(
     """
     so_far = Tally(plan=plan, conditions=conditions.after(results), prune=prune)
     if done is not None:
-        so_far.ok_runs, so_far.by_conduct = dict.fromkeys(done, plan.request.repeats), True
+        so_far.ok_runs, so_far.by_conduct = {cell: plan.wanted(cell) for cell in done}, True
         return so_far
     last: dict[str, Outcome] = {}
     for result in results:

@@ -64,7 +64,7 @@ def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> 
     """Lines that state the study, its size, the runs that are left, and skipped and unchecked points."""
     request = plan.request
     left = sum(len(launch.cells) for launch in launches)
-    total = len(plan.cells) * request.repeats
+    total = sum(plan.wanted(cell.id) for cell in plan.cells)
     sizes = ", ".join(str(size) for size in request.gpus)
     seeds = list(dict.fromkeys(cell.seed for cell in plan.cells))
     settings = [_all_of(plan, "dataset") + " data", *told_settings([plan])]
@@ -72,11 +72,14 @@ def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> 
         settings.append(f"seed={','.join(map(str, seeds))}")
     if (own := conduct_of(plan).header(study, left)) is not None:
         return own
+    if plan.round is not None and plan.round.number > 1:
+        return [f"round {plan.round.number} of {plan.study}: {left} of {count(total, 'run')} to do"]
+    repeats = f"x {count(request.repeats, 'repeat')}" if plan.round is None else "at most, by rounds"
     lines = [
         f"study {plan.study} in {study.root}",
         f"{_axes(request)} on {devices(2, request.device).replace('2', sizes, 1)}, "
         f"{' and '.join(request.scalings)} scaling, {_all_of(plan, 'precision')}, {', '.join(settings)}",
-        f"{count(len(plan.cells), 'cell')} x {count(request.repeats, 'repeat')}; "
+        f"{count(len(plan.cells), 'cell')} {repeats}; "
         f"{count(len(plan.skips), 'point')} skipped; {left} of {count(total, 'run')} to do",
     ]
     lines += [f"  {line}" for line in _skip_lines(plan)]

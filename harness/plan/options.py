@@ -30,6 +30,10 @@ _SECRET_WORDS = {"TOKEN", "KEY", "SECRET", "PASSWORD"}
 _SWITCHES = {"true": True, "false": False}
 BATCH_AUTO = "auto"
 """The word that asks `--batch-size` for the largest batch that fits."""
+CERTAIN = 0.95
+"""The odds from which on `--until certain` takes a size as certain."""
+LEAST_RUNS = 3
+"""Runs of each deciding size that `--until` needs."""
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -88,6 +92,19 @@ def read_duration_s(value: float | str, where: str, *, readings: str = "") -> fl
     if seconds is None:
         raise UsageError(f"{where} takes {(JOB_TIME if readings else DURATION).words}, not {value!r}")
     return seconds
+
+
+def read_odds(text: str, where: str) -> float:
+    """The odds of `certain`, or of a number from 0.5 to 0.999. Raises UsageError."""
+    if text == "certain":
+        return CERTAIN
+    try:
+        odds = float(text)
+    except ValueError:
+        odds = 0.0
+    if not 0.5 <= odds <= 0.999:
+        raise UsageError(f"{where} takes certain, or odds from 0.5 to 0.999, not {text!r}")
+    return odds
 
 
 def read_job_time_s(value: float | str, where: str) -> float:

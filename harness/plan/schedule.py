@@ -24,8 +24,14 @@ class Progress:
 
     ok_runs: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Runs that ended well, by cell id; 0 for a cell that is not there."""
+    wanted: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Runs that a cell needs, by id, where it does not need all repeats."""
     closed: Set[str] = frozenset()
     """Ids of cells that failed for good and are not run again."""
+
+    def left(self, cell_id: str, repeats: int) -> int:
+        """The number of runs that a cell of `repeats` still needs."""
+        return self.wanted.get(cell_id, repeats) - self.ok_runs.get(cell_id, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +88,8 @@ def schedule(
     Every odd repeat visits placements, and cells within them, in an order drawn from `seed`; the even repeat
     after it goes through the same order backwards, so that a steady drift of the machine cancels. The order
     of two cells does not depend on what is done, so that an interrupted study continues in the same order.
-    Nor does it depend on the other cells, so that two revisions of a study have the same order. A cell with k
-    runs that ended well is in the repeats after k. Raises UsageError if a cell's workers do not fill whole
+    Nor does it depend on the other cells, so that two revisions of a study have the same order. A cell that
+    needs k more runs is in the last k repeats. Raises UsageError if a cell's workers do not fill whole
     nodes.
     """
     progress = progress or Progress()
@@ -94,7 +100,7 @@ def schedule(
             pending = [
                 cell
                 for cell in group
-                if cell.id not in progress.closed and progress.ok_runs.get(cell.id, 0) < repeat
+                if cell.id not in progress.closed and progress.left(cell.id, repeats) > repeats - repeat
             ]
             shares = [(cell,) for cell in pending] if isolation == "cell" else [tuple(pending)]
             launches += [

@@ -130,6 +130,14 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     repeats: Annotated[
         Whole, COMMON, option("runs of each cell [=3]", ge=1, le=1000, heading="How long it runs")
     ] = None
+    until: Annotated[
+        Text,
+        COMMON,
+        option(
+            "grow by rounds from small sizes until the size to buy is certain: certain for odds of 0.95, or "
+            "the odds; repeats are then the least of a deciding size"
+        ),
+    ] = None
     budget: Annotated[
         Duration, COMMON, option("time that a run measures for, its quads included: 20s, 2m [=20s]", ge=0)
     ] = None

@@ -58,6 +58,11 @@ class CellFigures:
         return self.pool.runs
 
     @property
+    def rounds(self) -> tuple[int, ...]:
+        """The round of each run; empty where the study does not grow by rounds."""
+        return tuple(run.repeat for run in self.runs) if self.pool.by_rounds else ()
+
+    @property
     def newest(self) -> RunResult:
         return self.pool.runs[-1]
 

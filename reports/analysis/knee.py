@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from reports.analysis.figures import CellFigures
 from reports.analysis.scaling import Curve, unlike_conditions
@@ -139,10 +140,22 @@ class Size:
     """Step times of the runs that count, in any one unit."""
     left_out: int
     """Disturbed runs that do not count."""
+    rounds: tuple[int, ...] = ()
+    """The round of each run in a study that grows by rounds; empty: every size was run in each repeat."""
 
 
 def knee(curve: Curve) -> Knee:
     """The knee of a curve, from the single device that it is measured against, if that is smaller."""
+    sizes, unclaimed = judged_sizes(curve)
+    return replace(
+        knee_of(sizes),
+        unclaimed=tuple(sorted(unclaimed)),
+        reason=unclaimed[min(unclaimed)] if unclaimed else None,
+    )
+
+
+def judged_sizes(curve: Curve) -> tuple[list[Size], dict[int, str]]:
+    """The sizes that can be compared, ascending, and the other ones with figures, each with the reason."""
     cells = cells_of(curve)
     unclaimed = {one.cell.gpus: f"{why} sizes make no claim" for one in cells if (why := one.no_claim)}
     measured = [one for one in cells if one.no_claim is None]
@@ -158,54 +171,97 @@ def knee(curve: Curve) -> Knee:
             batch=one.cell.global_batch,
             steps=one.run_step_ns,
             left_out=one.pool.disturbed_out,
+            rounds=one.rounds,
         )
         for one in judged
     ]
-    return replace(
-        knee_of(sizes),
-        unclaimed=tuple(sorted(unclaimed)),
-        reason=unclaimed[min(unclaimed)] if unclaimed else None,
-    )
+    return sizes, unclaimed
 
 
 def knee_of(sizes: Sequence[Size]) -> Knee:
     """The knee of comparable sizes, which ascend."""
     return Knee(
         growths=tuple(_growth(smaller, larger) for smaller, larger in pairwise(sizes)),
-        odds=_odds(sizes),
+        odds=odds_of(sizes),
         left_out=sum(one.left_out for one in sizes),
     )
 
 
 def _growth(smaller: Size, larger: Size) -> Growth:
-    speed_up = ratio_of_runs(smaller.steps, larger.steps, "ratio").times(larger.batch / smaller.batch)
+    # Only rounds that have both sizes, so that drift between rounds does not look like scaling.
+    common = {*smaller.rounds} & {*larger.rounds}
+    before, after = (
+        (
+            [step for step, each in zip(one.steps, one.rounds, strict=True) if each in common] or one.steps
+            for one in (smaller, larger)
+        )
+        if common
+        else (smaller.steps, larger.steps)
+    )
+    speed_up = ratio_of_runs(before, after, "ratio").times(larger.batch / smaller.batch)
     added = larger.gpus / smaller.gpus - 1
     return Growth(
         smaller=smaller.gpus, larger=larger.gpus, marginal=speed_up.mapped(lambda end: (end - 1) / added)
     )
 
 
-def _odds(sizes: Sequence[Size]) -> dict[int, float] | None:
+def odds_of(sizes: Sequence[Size], pays_from: float = PAYS_FROM) -> dict[int, float] | None:
     """Return the share of resamples that name each size as the knee; those without a knee name the largest.
 
-    `sizes` ascend. Return None if no size has two runs.
+    `sizes` ascend. Return None if too few runs show by how much runs differ.
     """
-    logs = [np.log(one.steps) for one in sizes]
-    freedom = sum(len(one) - 1 for one in logs)
+    freedom, squares, times, spread = _of_rounds(sizes) or _of_repeats(sizes)
     if freedom <= 0:
         return None
-    squares = sum(float(np.square(one - one.mean()).sum()) for one in logs)
     random = np.random.default_rng(0)
     deviations = np.sqrt(squares / random.chisquare(freedom, (DRAWS, 1)))
-    errors = deviations * random.standard_normal((DRAWS, len(sizes))) / np.sqrt([len(one) for one in logs])
-    log_rates = np.log([one.batch / np.mean(one.steps) for one in sizes]) - errors
+    errors = deviations * (random.standard_normal((DRAWS, len(sizes))) @ spread)
+    log_rates = np.log([one.batch for one in sizes]) - times - errors
     # Runs that are absurdly far apart must not overflow.
     speed_ups = np.exp(np.clip(np.diff(log_rates, axis=1), -700, 700))
     gpus = np.array([one.gpus for one in sizes])
     marginal = (speed_ups - 1) / (gpus[1:] / gpus[:-1] - 1)
-    stops = np.column_stack([marginal < PAYS_FROM, np.ones(DRAWS, dtype=bool)]).argmax(axis=1)
+    stops = np.column_stack([marginal < pays_from, np.ones(DRAWS, dtype=bool)]).argmax(axis=1)
     shares = np.bincount(stops, minlength=len(sizes)) / DRAWS
     return {one.gpus: float(share) for one, share in zip(sizes, shares, strict=True)}
+
+
+_Fit = tuple[int, float, npt.NDArray[np.float64], npt.NDArray[np.float64]]
+"""The degrees of freedom, the sum of the squared residuals, the logarithms of the step times of sizes, and a
+square root of their covariance over the variance."""
+
+
+def _of_repeats(sizes: Sequence[Size]) -> _Fit:
+    """Fit the mean of each size."""
+    logs = [np.log(one.steps) for one in sizes]
+    squares = sum(float(np.square(one - one.mean()).sum()) for one in logs)
+    counts = np.array([len(one) for one in logs])
+    times = np.log([np.mean(one.steps) for one in sizes])
+    return int(counts.sum()) - len(sizes), squares, times, np.diag(1 / np.sqrt(counts))
+
+
+def _of_rounds(sizes: Sequence[Size]) -> _Fit | None:
+    """Fit an effect of each size and of each round to the logarithms of the step times, by least squares.
+
+    Rounds have different sizes in them, so that drift from round to round would look like scaling (incomplete
+    blocks; Cochran and Cox, Experimental Designs, chapter 9). None without rounds, and if rounds do not
+    connect the sizes.
+    """
+    at = [(place, each) for place, one in enumerate(sizes) for each in one.rounds]
+    numbers = sorted({each for _, each in at})
+    design = np.zeros((len(at), len(sizes) + len(numbers)))
+    for row, (place, each) in enumerate(at):
+        design[row, place] = design[row, len(sizes) + numbers.index(each)] = 1
+    effects = np.linalg.matrix_rank(design)
+    logs = np.log([step for one in sizes for step in one.steps])
+    if not numbers or len(at) < len(logs) or effects < len(sizes) + len(numbers) - 1:
+        return None
+    inverse = np.linalg.pinv(design.T @ design)
+    fitted = inverse @ design.T @ logs
+    values, vectors = np.linalg.eigh(inverse[: len(sizes), : len(sizes)])
+    root = (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
+    squares = float(np.square(logs - design @ fitted).sum())
+    return len(at) - int(effects), squares, fitted[: len(sizes)], root
 
 
 def cells_of(curve: Curve) -> Sequence[CellFigures]:

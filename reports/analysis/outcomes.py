@@ -101,7 +101,10 @@ def failures(plans: Iterable[Plan], pools: Collection[Pool]) -> list[Failure]:
     stepless = {cell.id for plan in plans if not plan.kind.has_steps for cell in plan.cells}
     found = []
     for pool in pools:
-        if pool.runs or (pool.cell.id in stepless and any(run.outcome is Outcome.OK for run in pool.lost)):
+        not_reached = pool.planned == 0 and not pool.every
+        if pool.runs or not_reached:
+            continue
+        if pool.cell.id in stepless and any(run.outcome is Outcome.OK for run in pool.lost):
             continue
         outcome: str = NOT_RUN
         reason = "the study ended before it; run the same command again to continue"

@@ -52,6 +52,8 @@ class Pool:
     left_out: tuple[LeftOut, ...]
     lost: tuple[RunResult, ...]
     """Runs that did not succeed, and successful ones without steps, oldest first."""
+    by_rounds: bool = False
+    """Whether its study grows by rounds; the `repeat` of a run is then its round."""
 
     @property
     def every(self) -> list[RunResult]:

@@ -26,8 +26,8 @@ from results.statistics import Metric, ratio_of_runs
 SINGLE_RUN_NOISE = 0.05
 """The distance above 1 from which an efficiency without an interval is called super-linear (5 %)."""
 
-NO_RESULT = "no result"
-"""The outcome of a cell without any record."""
+NOT_REACHED = "the study has not grown to it (--until)"
+"""Why a cell without a figure has not failed."""
 
 Failures = Mapping[str, Failure]
 """The cells without figures, by their ids."""
@@ -155,7 +155,7 @@ def curves(
         for gpus, cell in one.cells.items():
             if cell.id not in figures:
                 failure = failures.get(cell.id)
-                outcome, reason = (failure.outcome, failure.text) if failure else (NO_RESULT, NO_RESULT)
+                outcome, reason = (failure.outcome, failure.text) if failure else (None, NOT_REACHED)
                 gaps.append(Gap(gpus=gpus, outcome=outcome, reason=reason))
         points = tuple(
             CurvePoint(

@@ -7,7 +7,7 @@ one device. `summary` describes the study in a line of counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
 
@@ -220,9 +220,13 @@ def analyse(
     planned: dict[str, int] = {}
     for plan in plans:
         for cell in plan.cells:
-            planned[cell.id] = max(planned.get(cell.id, 0), plan.request.repeats)
+            planned[cell.id] = max(planned.get(cell.id, 0), plan.wanted(cell.id))
+    by_rounds = {cell.id for plan in plans if plan.round is not None for cell in plan.cells}
     pools = {
-        cell_id: pool(cell, by_cell.get(cell_id, []), planned=planned[cell_id], excluded=excluded)
+        cell_id: replace(
+            pool(cell, by_cell.get(cell_id, []), planned=planned[cell_id], excluded=excluded),
+            by_rounds=cell_id in by_rounds,
+        )
         for cell_id, cell in cells.items()
     }
     bought = assumptions is not None and assumptions.unproven
@@ -265,5 +269,6 @@ def summary(study: StudyFigures) -> str:
         f"{count(skipped, 'point')} skipped",
         f"{count(len(study.runs), 'run')} counted",
     ]
-    planned = ", ".join(moment(plan.created_at) for plan in study.plans)
+    made = [plan for plan in study.plans if plan.round is None or plan.round.number == 1]
+    planned = ", ".join(moment(plan.created_at) for plan in made)
     return f"Scaling of distributed training. {', '.join(counts)}. Planned {planned}."

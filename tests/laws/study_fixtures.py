@@ -75,6 +75,7 @@ class Timing:
     launch_id: str = "20260102T030400Z-00000f"
     memory_mib: int = 100
     """The memory of a rank above its idle state."""
+    repeat: int = 1
 
     @property
     def data_ns(self) -> int:
@@ -244,7 +245,7 @@ def rank_record(cell: Cell, rank: int, run_id: str, timing: Timing) -> RankRecor
         cell_id=cell.id,
         run_id=run_id,
         launch_id=timing.launch_id,
-        repeat=1,
+        repeat=timing.repeat,
         gpus=cell.gpus,
         rank=rank,
         local_rank=rank,

@@ -86,6 +86,7 @@ def test_every_option_can_stand_in_a_study_file(tmp_path) -> None:
     baseline: false
     proof: report
     repeats: 5
+    until: certain
     dataset: synthetic
     device: cpu
     backend: gloo

@@ -195,8 +195,11 @@ class SlurmCall(JobCall):
             rows = [(one.job.job_id, _differing(documents[0], one)) for one in documents[1:]]
             self._console.table(("job", "lines"), rows, numeric=(False, False))
 
-    def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int:
-        """Submit jobs that are left, under the study's lock. Returns the exit code: 1 if one is refused."""
+    def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int | None:
+        """Submit jobs that are left, under the study's lock. Returns the exit code: 1 if one is refused.
+
+        With `--until` and `--feed wait` it waits for the jobs of the round, and returns None.
+        """
         client = Client()
         found = job_statuses(study, settle=True)
         launches, documents = self.left(study, plan, code, held=held_by_jobs(found))
@@ -226,12 +229,17 @@ class SlurmCall(JobCall):
         submitter = Submitter(study, client, self._site, self._console)
         done = submitter.submit(documents, feed=self._feed)
         after = [*live_ids(found), *done.taken]
-        followed = self._follow(submitter, study, self.maker(study, plan, code), after, done)
+        grows = plan.round is not None
+        followed = self._follow(submitter, study, self.maker(study, plan, code), after, done, grows=grows)
         if done.left and not (followed and self._feed == "depend"):
             self._console.note(
                 f"{count(done.left, 'job')} had no room in the queue: the same command submits them later, "
                 f"--feed wait waits for room, --feed depend has a job do it"
             )
+        if grows and self._feed == "wait" and not (done.left or done.refused):
+            while live_ids(job_statuses(study, settle=True)):
+                time.sleep(POLL_S)
+            return None
         status, report = (bench_call(command, study.root) for command in ("status", "report"))
         self._console.note(f"{status} shows the progress; then {report}")
         return 1 if done.refused else 0
@@ -295,14 +303,22 @@ class SlurmCall(JobCall):
         return [*said, *super().summary(documents)]
 
     def _follow(
-        self, submitter: Submitter, study: Study, jobs: JobMaker, after: Sequence[int], done: Submitted
+        self,
+        submitter: Submitter,
+        study: Study,
+        jobs: JobMaker,
+        after: Sequence[int],
+        done: Submitted,
+        *,
+        grows: bool = False,
     ) -> bool:
-        """Submit a job that runs after the others: it submits the remaining jobs, or writes the report.
+        """Submit a job that runs after the others. It submits the remaining jobs, or those of the next round
+        of a study that `grows`, or it writes the report.
 
         Returns whether it was taken.
         """
         purpose: Purpose
-        if after and done.left and self._feed == "depend":
+        if after and (done.left or grows) and self._feed == "depend":
             purpose, arguments = "feed", self._call.arguments
         elif after and self._options.report_job and not done.left:
             purpose, arguments = "report", ("report", str(study.root.resolve()))

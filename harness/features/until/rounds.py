@@ -1,0 +1,230 @@
+"""The rounds of a study that grows: what each series has shown, and the plans of the next round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from statistics import fmean
+
+from msgspec.structs import replace as with_fields
+
+from harness.features.until.growth import NEAR, End, Ladder, Step, next_step
+from harness.launch.machine import Machine
+from harness.launch.tally import Tally
+from harness.plan.options import LEAST_RUNS
+from harness.terminal.console import Console
+from reports.analysis.holes import SETTLED
+from reports.analysis.knee import PAYS_FROM, judged_sizes
+from reports.analysis.outcomes import NOT_RUN
+from reports.analysis.scaling import Curve
+from reports.analysis.series import MergedSeries, merged_series
+from reports.analysis.study import StudyFigures, analyse
+from reports.text import number, percent, whole_percent
+from results.cell import BASELINE_STRATEGY, Cell
+from results.plan import Plan, Round
+from results.store import Study
+
+HOUR_NS = 3600e9
+
+
+@dataclass(frozen=True)
+class Growing:
+    """One series of a study that grows."""
+
+    name: str
+    cells: dict[int, Cell]
+    """Its cells by size, with the single device that it is measured against."""
+    ladder: Ladder
+    step: Step
+    run_ns: float
+    """The mean time of a run, with its start; 0 before the first one."""
+    odds: float
+    unclaimed: Mapping[int, str]
+    """Why sizes with figures cannot be compared."""
+
+    @property
+    def cell_ids(self) -> list[str]:
+        """The cells of its next round; none if it has ended."""
+        return [] if self.step.end else [self.cells[size].id for size in self.step.sizes]
+
+    @property
+    def sentence(self) -> str:
+        """What is known of it, and why it goes on or has ended."""
+        step, knee = self.step, self.step.knee
+        if knee is None or knee.size is None:
+            why = "; ".join(sorted(set(self.unclaimed.values())))
+            return f"{self.name}: fewer than two sizes can be compared{why and f' ({why})'}."
+        known = f"odds of {whole_percent(step.odds)}, {percent(self.odds)} asked"
+        lost, again = (
+            ", ".join(f"{one:,}" for one in sorted(sizes)) for sizes in (self.ladder.holes, step.sizes)
+        )
+        growth = knee.beyond or knee.growths[-1]
+        near = abs(growth.marginal.value - PAYS_FROM) < 2 * NEAR
+        if step.end is None and step.odds == 0 and knee.at is None:
+            return f"{self.name}: growing pays up to {knee.size:,}, and {step.sizes[-1]:,} is next."
+        clauses: dict[End | None, str] = {
+            None: f"not certain yet ({known})",
+            "certain": f"certain ({known}); {knee.text}",
+            "hole": f"not certain, because {lost} has no figure: --rerun failed runs it again",
+            "runs": f"not certain{' (its growth is near the threshold)' * near}, {known}; {knee.text}",
+        }
+        more = f"Another round of {again} takes {self._hours(sum(step.sizes))}; a larger --repeats allows it."
+        clause = clauses["runs" if step.end == "cost" else step.end]
+        return (
+            f"{self.name}: the size {knee.size:,} is {clause}.{f' {more}' * (step.end in ('cost', 'runs'))}"
+        )
+
+    def _hours(self, device_runs: float) -> str:
+        return f"{number(device_runs * self.run_ns / HOUR_NS)} device-hours"
+
+    def cost(self, stop: int) -> tuple[float, float]:
+        """The runs times their devices if growing stops to pay at a size, and the most of them."""
+        grown = [size for size in self.ladder.sizes if size <= stop]
+        next_one = [size for size in self.ladder.sizes if size > stop][:1]
+        # Two runs of each size while it grows, and two more rounds of those that decide.
+        likely = 2 * sum(grown) + 3 * sum(next_one) + 2 * sum(grown[-2:])
+        return min(likely, self.ladder.most), self.ladder.most
+
+
+def growing(study: StudyFigures, plans: Sequence[Plan]) -> list[Growing]:
+    """The series of the plans of one round."""
+    series = merged_series(plans)
+    several = len({(one.key.workload, one.key.kind, one.key.constant_batch) for one in series}) > 1
+    curves = {curve.key: curve for curve in study.curves}
+    found = []
+    for one in series:
+        cells, key = _with_baseline(one, series), one.key
+        if len(cells) > 1:
+            plan = next(plan for plan in plans if cells[max(cells)] in plan.cells)
+            work = [key.workload, key.kind, f"{key.constant_batch:,}"] if several else []
+            found.append(_growing(study, curves.get(key), cells, plan, ", ".join([key.label, *work])))
+    return found
+
+
+def _growing(
+    study: StudyFigures, curve: Curve | None, cells: dict[int, Cell], plan: Plan, name: str
+) -> Growing:
+    assert plan.round is not None
+    sizes, unclaimed = judged_sizes(curve) if curve else ([], {})
+    outcomes = {one.cell.gpus: one.outcome for one in study.failures if one.cell in cells.values()}
+    lost = {size: outcome for size, outcome in outcomes.items() if outcome != NOT_RUN}
+    runs = [run for cell in cells.values() if cell.id in study.cells for run in study.cells[cell.id].runs]
+    ladder = Ladder(
+        sizes=tuple(cells),
+        measured=tuple(one for one in sizes if one.gpus in cells),
+        lost=frozenset({*lost, *unclaimed}),
+        holes=frozenset(unclaimed).union(size for size, outcome in lost.items() if outcome not in SETTLED),
+        spent=sum(size * plan.wanted(cell.id) for size, cell in cells.items()),
+        repeats=max(LEAST_RUNS, plan.request.repeats),
+    )
+    return Growing(
+        name=name,
+        cells=cells,
+        ladder=ladder,
+        step=next_step(ladder, plan.round.odds),
+        run_ns=fmean(sum(run.spent_ns.values()) for run in runs) if runs else 0.0,
+        odds=plan.round.odds,
+        unclaimed=unclaimed,
+    )
+
+
+def _with_baseline(one: MergedSeries, every: Sequence[MergedSeries]) -> dict[int, Cell]:
+    singles = (
+        other.cells[1]
+        for other in every
+        if other.key.strategy == BASELINE_STRATEGY and other.key.work == one.key.work and 1 in other.cells
+    )
+    single = None if 1 in one.cells else next(singles, None)
+    return one.cells if single is None else {1: single, **one.cells}
+
+
+def grow(
+    study: Study,
+    plans: Sequence[Plan],
+    odds: float,
+    tallies: Callable[[Sequence[Plan]], Sequence[Tally]],
+    run: Callable[[Sequence[Plan]], int | None] | None,
+    console: Console,
+) -> tuple[list[Plan], int | None]:
+    """Run rounds until every series has ended, a round lacks runs, or `run` returns an exit code.
+
+    `plans` are of the whole matrix, and `tallies` counts the runs that plans have. Without `run` no round is
+    run. Returns the plans of the last round and the exit code.
+    """
+    while True:
+        made, is_left = _round(study, plans, odds, tallies, console)
+        exit_code = run(made) if run and is_left else None
+        if not is_left or run is None or exit_code is not None or any(map(_lacks, tallies(made))):
+            return made, exit_code
+
+
+def _round(
+    study: Study,
+    plans: Sequence[Plan],
+    odds: float,
+    tallies: Callable[[Sequence[Plan]], Sequence[Tally]],
+    console: Console,
+) -> tuple[list[Plan], bool]:
+    """The plans of the round that is to be run, or of the last one, and whether it is to be run."""
+    earlier, results, review = study.plans(), study.results(), study.review()
+    last = _last_round(analyse(study.name, earlier, results, review=review), plans, odds)
+    if any(map(_lacks, tallies(last))):
+        return last, True
+    found = growing(analyse(study.name, [*earlier, *last], results, review=review), last)
+    if not any(one.ladder.spent for one in found):
+        console.note(_bounds(found, _device_hours(tallies(plans))))
+    else:
+        for one in found:
+            console.note(one.sentence)
+    cells = {cell_id for one in found for cell_id in one.cell_ids}
+    return ([_after(plan, cells) for plan in last] if cells else last), bool(cells)
+
+
+def _last_round(study: StudyFigures, plans: Sequence[Plan], odds: float) -> list[Plan]:
+    """The plans with their last round; before the first one it has the runs that the study has already."""
+    kept = {plan.cells: plan.round for plan in study.plans if plan.round is not None}
+    had = max((plan.request.repeats for plan in study.plans if plan.round is None), default=0)
+    runs = {cell_id: len(pool.with_disturbed) for cell_id, pool in study.pools.items() if pool.runs}
+    last = []
+    for plan in plans:
+        own = {cell.id: runs[cell.id] for cell in plan.cells if cell.id in runs}
+        last.append(
+            with_fields(
+                plan,
+                round=with_fields(kept.get(plan.cells) or Round(number=had, odds=odds, runs=own), odds=odds),
+            )
+        )
+    return last
+
+
+def _lacks(so_far: Tally) -> bool:
+    """Whether a run of the plan is missing whose cell has not failed for good."""
+    return bool(so_far.planned("launch"))
+
+
+def _after(plan: Plan, cells: Set[str]) -> Plan:
+    """The plan of the round after the one of `plan`, which runs its own ones of these cells."""
+    assert plan.round is not None
+    runs = {cell.id: plan.round.runs.get(cell.id, 0) + (cell.id in cells) for cell in plan.cells}
+    runs = {cell_id: number for cell_id, number in runs.items() if number}
+    return with_fields(plan, round=with_fields(plan.round, number=plan.round.number + 1, runs=runs))
+
+
+def _device_hours(tallies: Sequence[Tally]) -> float:
+    """The estimated hours of all devices for the runs that are left of whole plans."""
+    here = Machine.here()
+    return sum(one.estimate(one.planned("launch"), here).device_hours for one in tallies)
+
+
+def _bounds(found: Sequence[Growing], hours: float) -> str:
+    """What the rounds take at most, and what they take if growing stops to pay at the middle size."""
+    every = sum(one.ladder.repeats * sum(one.ladder.sizes) for one in found)
+    sizes = sorted({size for one in found for size in one.ladder.sizes})
+    middle = sizes[(len(sizes) - 1) // 2]
+    likely, most = (
+        hours * sum(part) / every for part in zip(*(one.cost(middle) for one in found), strict=True)
+    )
+    return (
+        f"by rounds, from small sizes: about {number(likely)} device-hours if growing stops to pay at "
+        f"{middle:,}, {number(most)} at most; all sizes with all repeats take {number(hours)}"
+    )
