@@ -67,7 +67,7 @@ class StepTime:
     """The parts of an assumed time that were measured, as in `predict.StepTimes`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LaunchTime:
     """The time of one launch."""
 
@@ -142,8 +142,7 @@ def estimate(
             seconds += sum(parts.values())
             runs.append((cell.id, {part: known.get(part, longest) for part, longest in parts.items()}))
             proven.add(cell.id)
-        startup = STARTUP_S[launch.device]
-        estimates.append(LaunchTime(longest_s=seconds, startup_s=startup, runs=tuple(runs)))
+        estimates.append(LaunchTime(seconds, STARTUP_S[launch.device], tuple(runs)))
         device_hours += seconds * launch.placement.gpus / 3600
     return Estimate(launches=tuple(estimates), device_hours=device_hours, bases=steps)
 

@@ -45,11 +45,6 @@ class Standing:
         """The current work, and whom it waits for."""
         return self.doing if self.waits_for is None else f"{self.doing}, waits for {self.waits_for}"
 
-    @property
-    def news(self) -> tuple[object, ...]:
-        """All fields except the times, which always change."""
-        return self.done, self.total, self.told
-
 
 class _Out(RichConsole):
     """Standard output; a closed pipe ends the command as the shell expects, not with rich's exit code 1."""
@@ -80,7 +75,7 @@ class ProgressLine:
             )
             return
         changed = standing.done != self._last.done
-        if changed or (time.monotonic() - self._last_at > PLAIN_EVERY_S and standing.news != self._last.news):
+        if changed or (time.monotonic() - self._last_at > PLAIN_EVERY_S and standing.told != self._last.told):
             self._console.note(
                 f"[{standing.done}/{standing.total}] {standing.told}; {standing.elapsed} so far, "
                 f"about {standing.left} left"

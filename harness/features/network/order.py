@@ -64,10 +64,7 @@ class NetworkConduct(Conduct):
 
     def times(self, launches: Sequence[PlannedLaunch], likely: Sequence[LaunchTime]) -> Sequence[LaunchTime]:
         each = (tuple((cell.id, {"measure": cell.steps.budget_s}) for cell in one.cells) for one in launches)
-        return [
-            LaunchTime(longest_s=sum(parts["measure"] for _, parts in runs), startup_s=0.0, runs=runs)
-            for runs in each
-        ]
+        return [LaunchTime(sum(parts["measure"] for _, parts in runs), 0.0, runs) for runs in each]
 
     def names(self, names: Mapping[str, str]) -> Mapping[str, str]:
         return dict.fromkeys(names, "network")
