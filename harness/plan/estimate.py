@@ -176,8 +176,8 @@ def run_times(
     """The parts of one run, by `run_parts` or, except for the budgeted ones, as long as earlier runs took
     (`known_s`).
 
-    A step of unknown time counts as so long that the measuring budget has room for only `min_blocks` blocks;
-    a model of an unknown number of parameters as a small one.
+    A step of unknown time is taken to be so long that the measuring budget has room for only `min_blocks`
+    blocks, and a model of an unknown number of parameters to be small.
     """
     if isinstance(step.seconds, Unknown):
         # A step so long that the measuring budget has room for only the minimum number of blocks.
