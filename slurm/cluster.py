@@ -10,9 +10,9 @@ from results.grouping import grouped
 from results.notation import seconds_of
 from slurm.runner import SlurmError
 
-SINFO_FORMAT = "%P|%a|%l|%s|%D|%T|%c|%m|%G"
+SINFO_FORMAT = "%P|%a|%l|%s|%D|%T|%c|%m|%G|%S"
 """Partition (the default with a star), whether it is up, time limit, nodes of a job, nodes, their state,
-CPUs, memory in MB, GRES."""
+CPUs, memory in MB, GRES, hosts that may submit to it."""
 ASSOCIATION_FORMAT = "account,partition,qos,maxsubmit"
 LIMITS_FORMAT = "defaultaccount,account,defaultqos,maxtres,maxwall,grptres"
 QOS_FORMAT = "name,maxtres,maxtrespu,maxwall,grptres"
@@ -44,6 +44,8 @@ class NodeGroup:
     memory_mb: int
     gpus: Mapping[str, int]
     """The number of GPUs of a node by type; the type is empty if the site has no type names."""
+    submitters: str = "all"
+    """The hosts that may submit jobs to the partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,7 @@ def read_sinfo(text: str) -> tuple[NodeGroup, ...]:
     groups = []
     for line in text.splitlines():
         try:
-            partition, up, limit, size, nodes, state, cpus, memory, gres = line.split("|")
+            partition, up, limit, size, nodes, state, cpus, memory, gres, submitters = line.split("|")
             # `2-4`, `1-infinite`, or one number where both ends are the same.
             least, _, most = size.rpartition("-")
             group = NodeGroup(
@@ -99,6 +101,7 @@ def read_sinfo(text: str) -> tuple[NodeGroup, ...]:
                 cpus=int(cpus),
                 memory_mb=int(memory),
                 gpus=_gpus(gres),
+                submitters=submitters,
             )
         except ValueError as error:
             raise SlurmError(f"a line of sinfo is not as Slurm writes it ({error}): {line!r}") from error

@@ -72,6 +72,7 @@ def _partitions(site: SiteProfile, cluster: Cluster) -> Iterator[SiteCheck]:
                 yield _cpus(site, name, asked_for)
                 yield _memory(site.memory_per_node, name, asked_for)
             yield _time(site, name, groups[0].time_limit_s)
+            yield _feeding(name, groups[0].submitters)
     for name in names_in(site.serial_partition):
         groups = [group for group in cluster.groups if group.partition == name]
         yield _partition("serial_partition", name, groups, cluster)
@@ -235,6 +236,14 @@ def _time(site: SiteProfile, name: str, limit_s: int | None) -> SiteCheck:
         given = " and ".join(too_long)
         return _wrong("time", f"{given}, but the limit of {name} is {limit}; write at most {limit}")
     return _fine("time", f"{keys[-1]} {texts[keys[-1]]}; the limit of {name} is {limit}")
+
+
+def _feeding(name: str, submitters: str) -> SiteCheck:
+    """Whether a job of --feed depend may submit the next ones."""
+    if submitters == "all":
+        return _fine("feed", f"every host may submit to {name}, as --feed depend needs")
+    words = f"only {submitters} may submit to {name} (AllocNodes): use --feed wait if these are not its nodes"
+    return _doubtful("feed", words)
 
 
 def _written(time_s: float) -> str:

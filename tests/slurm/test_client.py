@@ -294,7 +294,7 @@ def test_associations_that_may_not_be_asked_for_are_unknown() -> None:
     ],
 )
 def test_gpus_of_a_node(gres, gpus) -> None:
-    assert read_sinfo(f"p|up|infinite|1-infinite|1|idle|8|1000|{gres}\n")[0].gpus == gpus
+    assert read_sinfo(f"p|up|infinite|1-infinite|1|idle|8|1000|{gres}|all\n")[0].gpus == gpus
 
 
 def test_other_settings_are_an_error() -> None:
@@ -302,7 +302,7 @@ def test_other_settings_are_an_error() -> None:
         Client(Tape(scontrol=said("Welcome!\n"))).cluster()
 
 
-@pytest.mark.parametrize("line", ["p|up|1:00|1-2|1|idle|8|1000", "p|up|1:00|1-2|x|idle|8|1000|(null)"])
+@pytest.mark.parametrize("line", ["p|up|1:00|1-2|1|idle|8|1000", "p|up|1:00|1-2|x|idle|8|1000|(null)|all"])
 def test_other_lines_of_sinfo_are_an_error(line) -> None:
     with pytest.raises(SlurmError, match="sinfo is not as Slurm writes it"):
         read_sinfo(line)

@@ -135,6 +135,8 @@ CHECKS: list[tuple[str, str, Cluster, dict[str, Any]]] = [
     ("wrong", "time", SHORT, time(fixed="1h")),
     ("fine", "time", nodes(time_limit_s=None), time(maximum="90d")),
     ("fine", "time", nodes(time_limit_s=36 * 3600), {}),
+    ("fine", "feed", CLUSTER, {}),
+    ("doubtful", "feed", nodes(submitters="login1"), {}),
     # Half of 10 min, the default minimum.
     ("fine", "time.signal", CLUSTER, time(signal="5m")),
     ("doubtful", "time.signal", CLUSTER, time(signal="6m")),
@@ -227,7 +229,9 @@ def test_each_of_several_partitions_is_checked(partition, cluster, wrong) -> Non
     [("2-4", 1, "at least 2;"), ("2-4", 4, None), ("3", 4, "at most 3;"), ("1-infinite", 9_999, None)],
 )
 def test_a_job_has_as_many_nodes_as_its_partition_allows(sizes, nodes, words) -> None:
-    why = over_limits(SiteProfile(partition="p"), nodes, 60, read_sinfo(f"p|up|1:00|{sizes}|9|idle|8|10|\n"))
+    why = over_limits(
+        SiteProfile(partition="p"), nodes, 60, read_sinfo(f"p|up|1:00|{sizes}|9|idle|8|10||all\n")
+    )
     assert (why is None) if words is None else (words in str(why))
 
 
@@ -343,5 +347,7 @@ def test_nodes_that_decide_nothing_are_refused_with_the_flag_to_give(site, group
 
 
 def test_sinfo_marks_the_default_partition() -> None:
-    first, second = read_sinfo("main*|up|1:00|1-infinite|1|idle|8|10|\nbig|up|1:00|1-infinite|1|idle|8|10|\n")
+    first, second = read_sinfo(
+        "main*|up|1:00|1-infinite|1|idle|8|10||all\nbig|up|1:00|1-infinite|1|idle|8|10||all\n"
+    )
     assert (first.partition, first.is_default, second.is_default) == ("main", True, False)
