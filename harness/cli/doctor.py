@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from harness.plan.study_file import StudyFile
 from harness.terminal.console import Console
 from results.catalogue.gpus import catalogue_name
 from results.errors import MachineError, UsageError, bench_call
-from results.features import hook
+from results.features import Hook, hook
 from results.site import SiteCheck
 
 _HEADS = ("what", "found")
@@ -97,16 +97,13 @@ def doctor_command(
     nodes, slow_below = of_cluster.pop("nodes"), of_cluster.pop("slow_below")
     if nodes is not None:
         options = StudyFile(launcher=of_cluster["launcher_name"], site=site, budget=budget or "20s")
-        return _preflight(nodes, slow_below, options)
+        return int(_hooked("preflight", "--nodes")(nodes, slow_below, options))
     if any(of_cluster.values()):
         return _write_site(**of_cluster)
     if noise and as_json:
         raise UsageError("--json is for what doctor finds, and --noise writes a JSON file: leave one out")
     if noise:
-        measure_noise = hook("measure_noise")
-        if measure_noise is None:
-            raise UsageError("--noise needs a feature that this installation lacks")
-        return int(measure_noise(budget or "3m", baselines))
+        return int(_hooked("measure_noise", "--noise")(budget or "3m", baselines))
     # The profile is checked first: if it has an error, that error is the only output.
     found = None if site is None else _site_checks(Path(site))
     console = Console()
@@ -126,11 +123,11 @@ def doctor_command(
     return 1 if any(each.level == "wrong" for each in found) else 0
 
 
-def _preflight(nodes: int, slow_below: float, options: StudyFile) -> int:
-    examine = hook("preflight")
-    if examine is None:
-        raise UsageError("--nodes needs a feature that this installation lacks")
-    return int(examine(nodes, slow_below, options))
+def _hooked(name: Hook, flag: str) -> Callable[..., Any]:
+    found = hook(name)
+    if found is None:
+        raise UsageError(f"{flag} needs a feature that this installation lacks")
+    return found
 
 
 def _write_site(launcher_name: str | None, write: Path | None) -> int:

@@ -18,39 +18,41 @@ from harness.plan.launchers import DEFAULT
 from harness.plan.study_file import StudyFile
 from harness.terminal.console import Console
 from results import files
-from results.cell import REFERENCE_STRATEGY
+from results.cell import BASELINE_STRATEGY, REFERENCE_STRATEGY
 from results.errors import SchedulerError, UsageError, bench_call
 from results.outcome import Outcome
 from results.plan import Order, Plan
 from results.run import RunResult
 from results.store import Study, utc_now
 
-TIME = "20m"
-"""The time limit of a job."""
+TIME, POLL_S = "20m", 3.0
 LINK = "1gbit"
-"""The network between nodes of this machine, which are virtual."""
-POLL_S = 3.0
+"""The network between virtual nodes of this machine."""
 
 
 def preflight(nodes: int, slow_below: float, given: StudyFile) -> int:
     """Examine nodes of the launcher in `given`, for its budget. Returns the exit code: 1 if one is slow or
     wrong."""
-    cell = {"workload": "mlp", "strategy": REFERENCE_STRATEGY, "batch_size": "1", "repeats": 1}
-    options = msgspec.structs.replace(given, baseline=False, **cell)
-    chosen = launcher(given.launcher or DEFAULT)
+    options, chosen = msgspec.structs.replace(given, baseline=False), launcher(given.launcher or DEFAULT)
+    place: dict[str, object] = {"link": LINK, "device": "cpu", "oversubscribe": True}
+    each: int | None = 1
+    if chosen.several_hosts and "feed" not in chosen.options:
+        raise UsageError(
+            f"--nodes waits for its job, and --launcher {chosen.name} submits none: leave it out"
+        )
     if chosen.several_hosts:
         call = MatrixCall(options=options, run_options=run_options(options), console=Console())
         hosts = chosen.accept(call).hosts
         each = hosts.gpus_per_node if hosts.has_gpus else 1
-        if each is None:
-            raise UsageError("the GPUs of a node are not known: give a profile with gpus_per_node (--site)")
-        place = {"gpus": str(nodes * each), "gpus_per_node": each}
-        place |= {"time": TIME} if "time" in chosen.options else {}
+        place = {"gpus_per_node": each, "time": TIME}
     elif nodes == 1:
-        place = {"gpus": str(len(Machine.here().gpu_names) or 1)}
-    else:
-        place = {"gpus": str(nodes), "link": LINK, "device": "cpu", "oversubscribe": True}
-    return Preflight(msgspec.structs.replace(options, **place), slow_below).run(report=False)
+        each, place = len(Machine.here().gpu_names) or 1, {}
+    if each is None:
+        raise UsageError("the GPUs of a node are not known: give a profile with gpus_per_node (--site)")
+    strategy = BASELINE_STRATEGY if nodes * each == 1 else REFERENCE_STRATEGY
+    cell = {"workload": "mlp", "strategy": strategy, "batch_size": "1", "repeats": 1}
+    options = msgspec.structs.replace(options, gpus=str(nodes * each), **cell, **place)
+    return Preflight(options, slow_below).run(report=False)
 
 
 class Preflight(Matrix):
@@ -73,15 +75,13 @@ class Preflight(Matrix):
         self._console.note(
             f"waiting for the job; Ctrl-C does not end it, and {bench_call('cancel', study.root)} ends it"
         )
-        while self._is_live(study):
+        live = True
+        while live:
             time.sleep(POLL_S)
+            # A scheduler that does not answer for a moment is asked again.
+            with suppress(SchedulerError):
+                live = any(status.is_live and status.submission for status in job_statuses(study))
         return self._tell(study)
-
-    def _is_live(self, study: Study) -> bool:
-        # A scheduler that does not answer for a moment is asked again.
-        with suppress(SchedulerError):
-            return any(status.is_live and status.submission for status in job_statuses(study))
-        return True
 
     def _finish(self, study: Study, plan: Plan, results: list[RunResult], *, report: bool) -> int:
         return self._tell(study)
@@ -92,12 +92,14 @@ class Preflight(Matrix):
         good = next((one for one in results if one.outcome is Outcome.OK), None)
         if good is None:
             why = "; ".join(f"{one.outcome}: {one.reason}" for one in results)
-            self._console.warn(f"no node was examined ({why}); see {bench_call('logs', study.root)}")
+            self._console.warn(
+                f"no node was examined ({why or 'no run'}); see {bench_call('logs', study.root)}"
+            )
             return 1
         records = study.rank_records(good.cell_id, good.run_id)
-        names = [name for one in study.launches() for name in node_names(study, one)] or [
-            record.environment.host for record in records if record.local_rank == 0
-        ]
+        launches = [one for one in study.launches() if one.launch_id == good.launch_id]
+        hosts = [record.environment.host for record in records if record.local_rank == 0]
+        names = node_names(study, launches[0]) or hosts
         verdict = judge(records, names, self._slow_below)
         for folder in (study.root, self._root.parent):
             files.replace(folder / PREFLIGHT_FILE, PREFLIGHT.encode(verdict), in_study=True)

@@ -13,6 +13,7 @@ from reports.page.looks import cell_label
 from reports.page.section import Block, Definition, Paragraph, Section, Table
 from reports.table import Column, TextTable, figures, table, words
 from reports.text import count, moment, percent
+from results.errors import SchemaError
 from results.job_store import JobStore
 from results.launch import Launch
 from results.store import Study
@@ -39,9 +40,14 @@ def read_preflight(reading: Reading) -> Preflighted | None:
     path = next((one for one in (root, root.parent) if (one / PREFLIGHT_FILE).exists()), None)
     if path is None or reading.redact:
         return None
-    verdict = PREFLIGHT.read(path / PREFLIGHT_FILE)
-    marked = _marked(reading, verdict)
-    if marked and path != root:
+    try:
+        verdict = PREFLIGHT.read(path / PREFLIGHT_FILE)
+    except SchemaError as error:
+        # It is no file of this study.
+        reading.console.warn(f"no run is marked by the preflight: {error}")
+        return None
+    marked = {} if path == root else _marked(reading, verdict)
+    if marked:
         runs = count(len(frozenset().union(*marked.values())), "run")
         reading.console.warn(f"{runs} used {', '.join(marked)}, which a preflight found slow or wrong")
     return Preflighted(verdict, marked)
@@ -89,9 +95,10 @@ def preflight_section(study: StudyFigures) -> Section | None:
     verdict, blocks = found.verdict, list[Block]()
     for node in verdict.named:
         runs = found.marked.get(node.name, frozenset())
-        cells = [pool.cell for pool in study.pools.values() if runs & {run.run_id for run in pool.every}]
-        used = f"{count(len(runs), 'run')} used it ({', '.join(cell_label(study, cell) for cell in cells)})"
-        blocks.append(Paragraph(f"{node.name}: {'; '.join(node.faults)}; {used}.", "finding"))
+        pools = [pool for pool in study.pools.values() if runs & {run.run_id for run in pool.every}]
+        used = f"; {count(len(runs), 'run')} used it: " if runs else ""
+        cells = "; ".join(cell_label(study, pool.cell) for pool in pools)
+        blocks.append(Paragraph(f"{node.name}: {'; '.join(node.faults)}{used}{cells}.", "finding"))
     blocks += [Paragraph(note, "plain") for note in verdict.notes]
     caption = f"Nodes, examined {moment(verdict.measured_at)}: slow is below {percent(verdict.slow_below)}"
     blocks.append(Table(node_table(verdict), f"{caption} of the median"))

@@ -170,5 +170,3 @@ def _notes(
             yield f"An all-reduce over all nodes has {si(rate, 'B/s')} over {over}."
         elif len(nodes) == 2 and rate < slow_below * median(every) and not faults.keys() & set(nodes):
             yield f"{said}, {percent(rate / median(every))} of the median pair."
-    if len(names) == 2:
-        yield "Two nodes have one pair, which shows no difference between their links."

@@ -30,9 +30,15 @@ def study(small) -> Path:
 def test_runs_on_the_host_of_a_named_node_are_marked_unless_names_are_redacted(study, capsys) -> None:
     found = page(study, figures.a_verdict(host="node-a"))
     assert 'id="preflight"' in found
-    assert "n2 is slow; 16 runs used it" in found
+    assert "n2 is slow; 16 runs used it: " in found
     assert "16 runs used n2" in capsys.readouterr().err
     assert 'id="preflight"' not in page(study, figures.a_verdict(host="node-a"), "--redact")
+
+
+def test_a_damaged_verdict_is_told_and_costs_no_page(study, capsys) -> None:
+    (study.parent / PREFLIGHT_FILE).write_text("{")
+    assert run(["report", str(study)]) == 0
+    assert "no run is marked by the preflight" in capsys.readouterr().err
 
 
 def test_runs_on_other_nodes_are_not_marked(study) -> None:
