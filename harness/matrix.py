@@ -285,7 +285,7 @@ class Matrix:
     def _grown(self, study: Study, code: CodeVersion, lock: int) -> tuple[list[Plan], int | None]:
         """Run the launches that are left of all plans, with `--until` round by round.
 
-        Returns the plans, those of the last round, and the exit code if others are to start the launches.
+        Returns the plans of the last round, and the exit code if others are to start the launches.
         """
 
         def run(made: Sequence[Plan]) -> int | None:

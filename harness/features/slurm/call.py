@@ -312,8 +312,8 @@ class SlurmCall(JobCall):
         *,
         grows: bool = False,
     ) -> bool:
-        """Submit a job that runs after the others. It submits the remaining jobs, or those of the next round
-        of a study that `grows`, or it writes the report.
+        """Submit a job that runs after the others. It submits the remaining jobs, or the next round of a
+        study that `grows`, or it writes the report.
 
         Returns whether it was taken.
         """

@@ -2,8 +2,8 @@
 
 A series grows from its smallest size. A round runs the largest size so far and the next one. Once a growth
 does not pay, it runs the size before that growth and both neighbours of that size. Every round runs the
-baseline as well and each size once, in an order of its own, so that the drift between rounds can be told from
-scaling (`reports.analysis.knee`). The rule looks at complete rounds only.
+baseline as well and each size once, in a drawn order, so that drift between rounds does not look like scaling
+(`reports.analysis.knee`). The rule looks at complete rounds only.
 
 A size is certain if it has the asked odds with a threshold of paying `NEAR` below and `NEAR` above the usual
 one. Where a growth is closer to the threshold than that, repeated looks would sooner or later find either
@@ -20,12 +20,12 @@ from harness.plan.options import LEAST_RUNS
 from reports.analysis.holes import reach
 from reports.analysis.knee import PAYS_FROM, Knee, Size, knee_of, odds_of
 
-MOST_RUNS = 12
+MOST_RUNS = 9
 """Runs of the deciding sizes after which further ones are not expected to decide."""
 NEAR = 0.03
 """Distance from `PAYS_FROM` up to which the yield of a growth leaves open whether it pays."""
 MOST_COST = 1.1
-"""Most runs of a series, each times its devices, over those of all sizes with all repeats."""
+"""The largest ratio of the device-runs of a series to those of all sizes with all repeats."""
 
 End = Literal["certain", "hole", "runs", "cost", "no sizes"]
 """Why a series has ended: its size is certain; a size at which it may lie has failed; more runs would not
@@ -39,11 +39,11 @@ class Ladder:
     sizes: tuple[int, ...]
     """All sizes, ascending."""
     measured: tuple[Size, ...]
-    """Those that can be compared."""
+    """The sizes that can be compared, with their step times."""
     lost: frozenset[int] = frozenset()
-    """Those that have failed for good, or make no claim."""
+    """The sizes that have failed for good, or make no claim."""
     holes: frozenset[int] = frozenset()
-    """Those of `lost` that another run might change."""
+    """The sizes of `lost` that another run might change."""
     spent: int = 0
     """Runs up to now, each times its devices."""
     repeats: int = LEAST_RUNS
@@ -57,7 +57,7 @@ class Ladder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What follows for a series."""
+    """The next round of a series, or its end."""
 
     sizes: tuple[int, ...]
     """The sizes that decide, and that the next round of it would run."""
@@ -66,7 +66,7 @@ class Step:
     odds: float = 0.0
     """The odds of its size, the lower of those at both thresholds; 0 while a round only grows."""
     end: End | None = None
-    """Why there is no next round; None if there is one."""
+    """Why it has ended; None if another round follows."""
 
 
 def next_step(ladder: Ladder, odds: float) -> Step:
@@ -96,7 +96,7 @@ def _least_odds(ladder: Ladder, size: int) -> float:
 
 
 def _decided(ladder: Ladder, found: Knee, deciding: Set[int], sure: bool) -> End | None:
-    """Why nothing is left to decide at a knee; None if its sizes are to be run again."""
+    """Return why a series ends at a knee; None if its sizes are to be run again."""
     runs = min(len(one.steps) for one in ladder.measured if one.gpus in deciding)
     if runs < ladder.repeats:
         return None

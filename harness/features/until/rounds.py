@@ -49,7 +49,7 @@ class Growing:
 
     @property
     def sentence(self) -> str:
-        """What is known of it, and why it goes on or has ended."""
+        """Say what is known of it, and why it has ended or needs another round."""
         step, knee = self.step, self.step.knee
         if knee is None or knee.size is None:
             why = "; ".join(sorted(set(self.unclaimed.values())))
@@ -217,7 +217,7 @@ def _device_hours(tallies: Sequence[Tally]) -> float:
 
 
 def _bounds(found: Sequence[Growing], hours: float) -> str:
-    """What the rounds take at most, and what they take if growing stops to pay at the middle size."""
+    """State the device-hours of the rounds: at most, and if growing stops to pay at the middle size."""
     every = sum(one.ladder.repeats * sum(one.ladder.sizes) for one in found)
     sizes = sorted({size for one in found for size in one.ladder.sizes})
     middle = sizes[(len(sizes) - 1) // 2]

@@ -1,8 +1,8 @@
 """How often a certain size is the true one, and what growing takes: tables of docs/evidence.md (`make knee`).
 
 A generated study has the sizes 1, 2, ..., 256 under weak scaling; in half of the studies each of them is as
-likely to be the true one. The yields of its growths are at least 0.1 from `PAYS_FROM`, except that of the
-growth beyond the true size where a family has it near. The step times of its runs are normal about the true
+likely to be the true one. The yields of its growths are at least 0.1 from `PAYS_FROM`, but a family may
+have the growth beyond the true size near it. The step times of its runs are normal about the true
 ones, by 3 %.
 """
 
@@ -141,13 +141,13 @@ def cost_rows(found: list[Grown]) -> Iterator[str]:
 @click.option("--odds", default=0.95, show_default=True, help="Odds at which a size is certain.")
 @click.option("--seed", default=1, show_default=True, help="Seed of the generated studies.")
 def main(studies: int, odds: float, seed: int) -> None:
-    """Print the share of true sizes of each family, and what growing takes against the full matrix."""
+    """Print the share of true sizes of each family, and the cost of those whose thresholds are not near."""
     print(f"\n| family, odds of {odds:g} | certain | true size | lower 95 % bound | otherwise ended by |")
     print("|---|---|---|---|---|")
     every: list[Grown] = []
     for family in FAMILIES:
         found, share, low = family_of(family, studies, odds, seed)
-        every += found
+        every += found if family.near is None else []
         ends = Counter(str(one.step.end) for one in found if one.step.end != "certain")
         others = ", ".join(f"{name} {100 * number / studies:.0f} %" for name, number in ends.most_common())
         certain = 100 * (1 - ends.total() / studies)

@@ -1,4 +1,4 @@
-"""A study that grows by rounds, with planted step times in place of training."""
+"""A study that grows by rounds, with planted step times."""
 
 from __future__ import annotations
 
