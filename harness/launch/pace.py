@@ -76,6 +76,8 @@ class Pace:
         """The seconds of each part that has ended, by cell and part."""
         self._ratios: defaultdict[str, list[float]] = defaultdict(list)
         """Seconds over the estimate, by part."""
+        self._expected: tuple[float, float] | None = None
+        """Seconds of the part under way, and of all after it; None when either has changed."""
 
     def report(self, state: LaunchState) -> None:
         """Show the progress of the current launch."""
@@ -106,28 +108,33 @@ class Pace:
             if before and (estimated_s := parts.get(before)):
                 self._ratios[before].append(took / estimated_s)
         self._begun = [*self._begun, part] if run == self._run else [part]
-        self._run = run
+        self._run, self._expected = run, None
 
     def done(self, results: Sequence[RunResult], closed: Container[str]) -> None:
         """Count runs of the current launch that have ended, and all that are left of the `closed` cells."""
         del self._launches[0][1 : 1 + len(results)]
         self._launches = [[run for run in runs if run[0] not in closed] for runs in self._launches]
-        self._run, self._begun = 0, [""]
+        self._run, self._begun, self._expected = 0, [""], None
 
     def launch_over(self) -> None:
         del self._launches[0]
+        self._expected = None
 
     def left_s(self) -> float:
         """Seconds of the parts that are left of all runs, and of the starts of launches."""
-        (cell, parts), part = self._launches[0][self._run], self._begun[-1]
-        now_s = self._part_s(cell, part, parts.get(part, 0.0)) - (self._clock() - self._since)
-        rest = {part: parts[part] for part in parts if part not in self._begun}
-        runs = [(cell, rest), *self._launches[0][self._run + 1 :], *chain(*self._launches[1:])]
-        left = max(0.0, now_s) + sum(
-            self._part_s(cell, *item) for cell, rest in runs for item in rest.items()
-        )
+        # Asked ten times a second, next to ranks that measure.
+        self._expected = self._expected or self._expect()
+        now_s, rest_s = self._expected
+        left = max(0.0, now_s - (self._clock() - self._since)) + rest_s
         most = None if self._deadline is None else self._deadline.left_s
         return left if most is None else max(0.0, min(left, most))
+
+    def _expect(self) -> tuple[float, float]:
+        (cell, parts), part = self._launches[0][self._run], self._begun[-1]
+        rest = {part: parts[part] for part in parts if part not in self._begun}
+        runs = [(cell, rest), *self._launches[0][self._run + 1 :], *chain(*self._launches[1:])]
+        rest_s = sum(self._part_s(cell, *item) for cell, rest in runs for item in rest.items())
+        return self._part_s(cell, part, parts.get(part, 0.0)), rest_s
 
     def _part_s(self, cell: str, part: str, estimated_s: float) -> float:
         if own := self._took.get((cell, part)):
