@@ -63,11 +63,18 @@ GPU = an_environment(
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """Faults of a study, by shares of its runs and cells."""
+    """Faults of a study, by shares of its runs and cells, or as clusters have them."""
 
     disturbed: float = 0.0
     failed: float = 0.0
     dirty: bool = False
+    cluster: bool = False
+    """Large batches do not fit on the smallest sizes, a node dies before the third run on all nodes, and a
+    host is slow on all sizes that have it."""
+
+
+_DEAD, _SLOW = 29, 5
+"""The nodes of `Trouble.cluster` that die and are slow."""
 
 
 def large_study(
@@ -80,13 +87,13 @@ def large_study(
 ) -> StudyFigures:
     """The same seed gives the same study."""
     rng = random.Random(seed)
-    plan = _plan(sizes, optimizer)
+    plan = _plan(sizes, optimizer, trouble)
     results = [run for cell in plan.cells for run in _runs(cell, trouble, rng)]
     told = Assumptions(epoch_samples=8_800_000) if priced else Assumptions()
     return analyse("gpt2-on-256", [plan], results, told)
 
 
-def _plan(sizes: Sequence[int], optimizer: str) -> Plan:
+def _plan(sizes: Sequence[int], optimizer: str, trouble: Trouble) -> Plan:
     cells: dict[str, Cell] = {}
     series = [
         _series(cells, kind, (strategy, compression, optimizer), own)
@@ -112,7 +119,7 @@ def _plan(sizes: Sequence[int], optimizer: str) -> Plan:
         series=tuple(series),
         skips=tuple(_skips()),
         command=tuple(_COMMAND.split()),
-        predicted_bytes={cell.id: _predicted_bytes(cell) for cell in cells.values() if cell.dense},
+        predicted_bytes={cell.id: _predicted_bytes(cell, trouble) for cell in cells.values() if cell.dense},
     )
 
 
@@ -177,7 +184,15 @@ def _runs(cell: Cell, trouble: Trouble, rng: random.Random) -> Iterator[RunResul
     fails = (cell.gpus == 256 and "topk" in cell.compression) or rng.random() < trouble.failed
     for repeat in (1, 2, 3):
         disturbed = rng.random() < trouble.disturbed
-        yield _failed(cell, repeat, trouble) if fails else measured(cell, repeat, rng, disturbed, trouble)
+        dies = trouble.cluster and repeat == 3 and cell.gpus > 8 * _DEAD
+        if fails or _peak_bytes(cell, trouble) > 80 * 2**30:
+            reason = "rank 17: CUDA out of memory: tried to allocate 3.71 GiB"
+            yield _failed(cell, repeat, trouble, Outcome.OUT_OF_MEMORY, reason)
+        elif dies:
+            reason = f"node-{_DEAD} stopped answering, and Slurm ended the job (NODE_FAIL)"
+            yield _failed(cell, repeat, trouble, Outcome.NODE_FAILED, reason)
+        else:
+            yield measured(cell, repeat, rng, disturbed, trouble)
 
 
 def base_fields(cell: Cell, repeat: int, trouble: Trouble) -> dict[str, object]:
@@ -200,16 +215,18 @@ def base_fields(cell: Cell, repeat: int, trouble: Trouble) -> dict[str, object]:
     }
 
 
-def _predicted_bytes(cell: Cell) -> int:
-    """A little more than what is measured, and the more the more samples there are."""
-    return round((2.2 + 0.024 * cell.batch_per_replica) * 2**30)
+def _predicted_bytes(cell: Cell, trouble: Trouble) -> int:
+    """A little more than what is measured."""
+    return round(_peak_bytes(cell, trouble) + (0.1 + 0.002 * cell.batch_per_replica) * 2**30)
 
 
-def _failed(cell: Cell, repeat: int, trouble: Trouble) -> RunResult:
-    reason = "rank 17: CUDA out of memory: tried to allocate 3.71 GiB"
-    return RunResult(
-        **base_fields(cell, repeat, trouble), outcome=Outcome.OUT_OF_MEMORY, reason=reason, ranks_present=0
-    )
+def _peak_bytes(cell: Cell, trouble: Trouble) -> int:
+    """The more, the more samples there are."""
+    return round((2.1 + (0.08 if trouble.cluster else 0.022) * cell.batch_per_replica) * 2**30)
+
+
+def _failed(cell: Cell, repeat: int, trouble: Trouble, outcome: Outcome, reason: str) -> RunResult:
+    return RunResult(**base_fields(cell, repeat, trouble), outcome=outcome, reason=reason, ranks_present=0)
 
 
 def measured(cell: Cell, repeat: int, rng: random.Random, disturbed: bool, trouble: Trouble) -> RunResult:
@@ -219,7 +236,8 @@ def measured(cell: Cell, repeat: int, rng: random.Random, disturbed: bool, troub
         compute += 0.8
     ring = _ring_ms(cell)
     transfer = max(0.03 * ring, ring - 0.6 * compute) if cell.gpus > 1 else 0.0
-    wait = 0.012 * compute * max(0, cell.gpus.bit_length() - 1) / 2
+    slower = trouble.cluster and cell.gpus > 8 * _SLOW
+    wait = 0.012 * compute * max(0, cell.gpus.bit_length() - 1) / 2 + 0.06 * compute * slower
     parts = {"input": 0.4, "compute": compute, "transfer": transfer, "wait": wait, "other": 0.001 * compute}
     ns = {name: ms * noise * rng.lognormvariate(0, 0.01) * 1e6 for name, ms in parts.items()}
     step = sum(ns.values())
@@ -260,14 +278,14 @@ def measured(cell: Cell, repeat: int, rng: random.Random, disturbed: bool, troub
             other_ns=ns["other"],
         ),
         communication=_communication(cell, step, ring, ns, bytes_sent, rng) if several else None,
-        ranks=_ranks(cell, ns["compute"], rng) if several else None,
+        ranks=_ranks(cell, ns["compute"], rng, trouble) if several else None,
         exchange_payload_bytes=round(bytes_sent) if several else 0,
         exchange_operations=20 if several else 0,
         parameters=124_439_808,
         flops_per_step=round(6 * 124e6 * 1024 * cell.global_batch),
         rss_peak_bytes=round((3.2 + 0.01 * rng.random()) * 2**30),
         rss_over_idle_bytes=2**30,
-        device_allocated_peak_bytes=round((2.1 + 0.022 * cell.batch_per_replica) * 2**30),
+        device_allocated_peak_bytes=_peak_bytes(cell, trouble),
         loss_first=10.95,
         loss_last=8.1 + 0.01 * rng.random(),
         warmup_steps=12,
@@ -330,11 +348,10 @@ def _communication(
     )
 
 
-def _ranks(cell: Cell, compute_ns: float, rng: random.Random) -> RankColumns:
-    """Rank 3 of the ring of 64 is slow: its fan failed."""
-    paces = [
-        1.06 if (cell.gpus, rank) == (64, 3) else 1.0 + 0.004 * rng.random() for rank in range(cell.gpus)
-    ]
+def _ranks(cell: Cell, compute_ns: float, rng: random.Random, trouble: Trouble) -> RankColumns:
+    """Rank 3 of the ring of 64 is slow, because its fan failed; in a troubled cluster, a host is slow."""
+    slow = range(8 * _SLOW, 8 * _SLOW + 8) if trouble.cluster else [3] * (cell.gpus == 64)
+    paces = [1.06 if rank in slow else 1.0 + 0.004 * rng.random() for rank in range(cell.gpus)]
     return RankColumns(
         node=[rank // 8 for rank in range(cell.gpus)],
         compute_ns=[round(compute_ns * pace) for pace in paces],

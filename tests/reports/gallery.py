@@ -15,9 +15,8 @@ from reports.page.render import render_figures
 FOLDER = Path(__file__).parents[2] / "docs" / "gallery"
 WIDTH, HEIGHT = 1100, 4000
 """Pixels of the browser's window; pictures are cut at their content and at `HIGHEST`."""
-HIGHEST = 560
-FIRST = 700
-"""The same of the picture of the first screen."""
+HIGHEST, OTHERS = 560, {"first": 700, "anatomy": 800}
+"""The height of most pictures, and of those that need more."""
 COLOURS = 48
 ANCHORS = (
     "first",
@@ -38,7 +37,7 @@ ANCHORS = (
 def main(program: str) -> None:
     """Take a picture of each section of the generated study's report."""
     FOLDER.mkdir(exist_ok=True)
-    page = render_figures(large_study(seed=7, trouble=Trouble(disturbed=0.1, failed=0.05)))
+    page = render_figures(large_study(seed=7, trouble=Trouble(cluster=True)))
     with tempfile.TemporaryDirectory() as folder:
         for anchor in ANCHORS:
             alone = f"header, section:not(#{anchor}) {{ display: none !important }} body {{ padding: 8px }}"
@@ -58,7 +57,7 @@ def main(program: str) -> None:
             picture = Image.open(raw).convert("RGB")
             empty = Image.new("RGB", picture.size, picture.getpixel((0, HEIGHT - 1)))
             _, _, right, bottom = ImageChops.difference(picture, empty).getbbox()
-            cut = picture.crop((0, 0, right + 8, min(bottom + 8, FIRST if anchor == "first" else HIGHEST)))
+            cut = picture.crop((0, 0, right + 8, min(bottom + 8, OTHERS.get(anchor, HIGHEST))))
             cut.quantize(COLOURS).save(FOLDER / f"{anchor}.png", optimize=True)
             print(FOLDER / f"{anchor}.png")
 

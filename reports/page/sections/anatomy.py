@@ -132,10 +132,11 @@ _COLOURS: Mapping[BudgetPart, str] = {
     "other": "muted",
 }
 _IDEAL, _IDEAL_COLOUR = "ideal step", "rule"
-_WIDTH, _LEFT, _RIGHT, _ROW, _LINE, _FOOT = 630.0, 176.0, 122.0, 13.5, 16.0, 22.0
+_WIDTH, _LEFT, _RIGHT, _ROW, _LINE, _FOOT = 630.0, 176.0, 122.0, 14.0, 16.0, 22.0
 """The width of a drawing, the room for names and for `263 ms, 23.4 % lost`, the heights of a bar, a line of
 the legend and the foot."""
-_MOST_BARS = 60
+_MOST_BARS, _SMALL = 60, 0.01
+"""The number of bars of a drawing, and the share of a step from which a part below zero is explained."""
 
 
 def loss_bars(name: str, title: str, bars: Sequence[Bar]) -> Drawing:
@@ -167,7 +168,14 @@ def loss_bars(name: str, title: str, bars: Sequence[Bar]) -> Drawing:
         *(figures(LOSS_NAMES[part], partial(_part, part), anchor="method-loss") for part in shown),
     ]
     svg = Markup(f"{head}{''.join(parts)}</svg>")
-    return Drawing(name=name, title=full, svg=svg, width=_WIDTH, values=table(bars, columns))
+    return Drawing(
+        name=name, title=full, svg=svg, width=_WIDTH, values=table(bars, columns), note=_note(bars)
+    )
+
+
+def _note(bars: Sequence[Bar]) -> str:
+    gains = any(ns < -_SMALL * loss.budget.step_ns for _, loss in bars for ns in loss.part_ns.values())
+    return "A part below zero is taken from the ideal, which ends at the mark." * gains
 
 
 def _units(bars: Sequence[Bar]) -> tuple[str, list[float]]:
