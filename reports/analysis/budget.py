@@ -28,7 +28,7 @@ LOSS_NAMES: Mapping[BudgetPart, str] = {
     "bubble": "pipeline bubbles",
     "other": "other",
 }
-"""What a step loses in each part, in the words of drawing and text."""
+"""The words of drawing and text for the time that a step loses in each part."""
 RESIDUAL_ABOVE = 0.05
 """Share of a step by which its parts may miss it before a cell carries a warning (5 %)."""
 NO_BUDGET = "its runs have no budget"
@@ -236,7 +236,7 @@ def lost(budget: CellBudget, baseline: CellBudget) -> Lost:
 
 
 def loss_of(point: CurvePoint) -> Lost | None:
-    """What a point loses against the baseline of its efficiency or, if none is claimed, against its own
+    """The loss of a point against the baseline of its efficiency or, if none is claimed, against its own
     computation; None without a budget."""
     own, claim = budget(point.figures), point.efficiency
     baseline = budget(claim.baseline.figures) if claim.baseline and claim.metric else None

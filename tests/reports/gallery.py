@@ -15,7 +15,7 @@ from reports.page.render import render_figures
 FOLDER = Path(__file__).parents[2] / "docs" / "gallery"
 WIDTH, HEIGHT = 1100, 4000
 """Pixels of the browser's window; pictures are cut at their content and at `HIGHEST`."""
-HIGHEST, OTHERS = 560, {"first": 700, "anatomy": 800}
+HIGHEST, OTHERS = 560, {"first": 700, "anatomy": 850}
 """The height of most pictures, and of those that need more."""
 COLOURS = 48
 ANCHORS = (
@@ -58,7 +58,7 @@ def main(program: str) -> None:
             empty = Image.new("RGB", picture.size, picture.getpixel((0, HEIGHT - 1)))
             _, _, right, bottom = ImageChops.difference(picture, empty).getbbox()
             cut = picture.crop((0, 0, right + 8, min(bottom + 8, OTHERS.get(anchor, HIGHEST))))
-            cut.quantize(COLOURS).save(FOLDER / f"{anchor}.png", optimize=True)
+            cut.quantize(COLOURS, Image.Quantize.MAXCOVERAGE).save(FOLDER / f"{anchor}.png", optimize=True)
             print(FOLDER / f"{anchor}.png")
 
 

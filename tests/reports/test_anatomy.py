@@ -179,13 +179,10 @@ def test_the_largest_piece_of_a_bar_is_the_part_that_the_verdict_names() -> None
     study = large_study(seed=7)
     colours = {"transfer": "vermillion", "compute": "blue", "wait": "orange"}
     weak, strong = drawings_of(study)
-    for drawing, scaling in zip((weak, strong), verdict(study).workloads[0].scalings, strict=True):
-        for reach in (scaling.largest, scaling.dense):
-            [bar] = re.findall(
-                rf'<a [^>]*#cell-{reach.dominant.cell_id}".*?</a>', str(drawing.svg), re.DOTALL
-            )
-            lost = [piece for piece in pieces_of(bar) if piece[1] != "rule"]
-            assert max(lost)[1] == colours[reach.dominant.part]
+    for drawing, reach in zip((weak, strong), verdict(study).workloads[0].reaches, strict=True):
+        [bar] = re.findall(rf'<a [^>]*#cell-{reach.lost_on}".*?</a>', str(drawing.svg), re.DOTALL)
+        lost = [piece for piece in pieces_of(bar) if piece[1] != "rule"]
+        assert max(lost)[1] == colours[reach.lost_to]
     # The ideal on 256 is a fraction of the one on 2: bars have their own, which are equally long.
     assert strong.title.endswith("in ideal steps")
     ideals = [width for width, colour in pieces_of(str(strong.svg)) if colour == "rule"]

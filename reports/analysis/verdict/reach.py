@@ -25,7 +25,7 @@ from results.statistics import Metric
 LITTLE = 0.1
 """Share of a step up to which a loss is called little, and is not attributed to a part (10 %)."""
 NO_BASELINE = "it has no baseline to compare with"
-COMPRESSING = "encoding and decoding"
+COMPRESSING = f"{LOSS_NAMES['compute']} with encoding and decoding"
 """What slower computation is called where a compressor runs."""
 
 

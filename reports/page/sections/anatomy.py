@@ -1,4 +1,4 @@
-"""Where a step's time goes: the ideal step, and what each part loses, for every strategy and size."""
+"""The ideal step, and the time that is lost in each part, drawn for every strategy and size."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ from functools import partial
 from markupsafe import Markup
 
 from reports import fields
-from reports.analysis.budget import (
-    LOSS_NAMES,
-    PARTS,
-    BudgetPart,
-    Lost,
-    budget,
-    loss_of,
-    why_no_budget,
-)
+from reports.analysis.budget import LOSS_NAMES, PARTS, BudgetPart, Lost, budget, loss_of, why_no_budget
 from reports.analysis.communication import communication
 from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
@@ -108,29 +100,14 @@ DEFINITIONS = (
             "over s of the largest c(r, s) less compute. <em>Bubble</em>: stages of a pipeline that wait. "
             "<em>Other</em>: the rest. All parts except the input are measured in later blocks of the run, "
             "and an other above 5 % is a warning. If the exchange cannot be switched off, the recorder's "
-            "time blocked is used instead of blocks without it."
+            "time blocked is used instead of blocks without it. The <em>ideal step</em> of a bar is the "
+            "baseline's compute for the work of one device, or its own compute without a baseline."
         ),
-    ),
-    Definition(
-        "method-loss",
-        "Ideal step",
-        "The compute of the baseline for the work of one device here: equal at all sizes under weak scaling, "
-        "a share of it under strong scaling. What a step takes beyond it is lost, in parts: compute above "
-        "the ideal, and all other parts of the budget. A part below zero, such as compute that is faster "
-        "than the baseline's, is taken from the ideal, so that a bar ends at the step time; a mark shows "
-        "the ideal. Without a baseline, the ideal is the step's own compute.",
     ),
 )
 
 
-_COLOURS: Mapping[BudgetPart, str] = {
-    "input": "green",
-    "compute": "blue",
-    "transfer": "vermillion",
-    "wait": "orange",
-    "bubble": "purple",
-    "other": "muted",
-}
+_COLOURS = dict(zip(PARTS, ("green", "blue", "vermillion", "orange", "purple", "muted"), strict=True))
 _IDEAL, _IDEAL_COLOUR = "ideal step", "rule"
 _WIDTH, _LEFT, _RIGHT, _ROW, _LINE, _FOOT = 630.0, 176.0, 122.0, 14.0, 16.0, 22.0
 """The width of a drawing, the room for names and for `263 ms, 23.4 % lost`, the heights of a bar, a line of
@@ -164,8 +141,8 @@ def loss_bars(name: str, title: str, bars: Sequence[Bar]) -> Drawing:
     columns: list[Column[Bar]] = [
         words("configuration", lambda bar: bar[0]),
         figures("step", lambda bar: fields.duration(bar[1].budget.step_ns), anchor="method-step-time"),
-        figures(_IDEAL, lambda bar: fields.duration(bar[1].ideal_ns), anchor="method-loss"),
-        *(figures(LOSS_NAMES[part], partial(_part, part), anchor="method-loss") for part in shown),
+        figures(_IDEAL, lambda bar: fields.duration(bar[1].ideal_ns), anchor="method-verdict"),
+        *(figures(LOSS_NAMES[part], partial(_part, part), anchor="method-verdict") for part in shown),
     ]
     svg = Markup(f"{head}{''.join(parts)}</svg>")
     return Drawing(
