@@ -6,7 +6,6 @@ and how sure that is. A drawing of the first row follows, with the records of wh
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from textwrap import shorten
@@ -112,11 +111,10 @@ def _blocks(study: StudyFigures, rows: Sequence[_Shown], found: StudyVerdict) ->
             yield Paragraph(f"Note by {entry.author}, {moment(entry.at)}: {entry.why}", "plain")
     answers = [(one.workload, one.answer) for one in found.workloads if one.answer]
     for workload, text in answers[:_MOST_TOLD]:
-        # At the first semicolon that is not within brackets.
-        first, *others = re.split(r"; (?![^(]*\))", text.removesuffix("."), maxsplit=1)
+        first, _, others = text.removesuffix(".").partition("; ")
         yield Paragraph(f"{workload}: {first}." if len(answers) > 1 else f"{first}.", "finding")
         if others:
-            yield Paragraph(f"{capital(others[0])}.", "plain")
+            yield Paragraph(f"{capital(others)}.", "plain")
     if not rows:
         yield Paragraph(NOTHING_SUCCEEDED, "none")
     else:
