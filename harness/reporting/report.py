@@ -13,6 +13,7 @@ from reports.analysis.headline import headline, headline_table
 from reports.analysis.size_to_buy import CPU
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.verdict import Record, StudyVerdict, verdict
+from reports.text import capital
 from results import files
 from results.features import MEASURED
 from results.store import Study
@@ -100,7 +101,7 @@ def _verdict_lines(figures: StudyFigures, found: StudyVerdict, width: int) -> It
         yield from record_lines(one.records, width, VERDICT_LINES)
     if any(size.absent == CPU for one in found.workloads for size in one.to_buy):
         yield f"No size to buy is named, because {CPU}."
-    yield from textwrap.wrap(f"{figures.cells_text}. {figures.run_counts.text}.", width)
+    yield from textwrap.wrap(capital(f"{figures.cells_text}. {figures.run_counts.text}."), width)
     if failed := [one for one in figures.failures if one.runs]:
         yield from command_lines(figures.logs_call(failed[0].cell.id), width)
     yield from textwrap.wrap(figures.review_text, width)

@@ -174,10 +174,10 @@ class StudyFigures:
 
     @property
     def cells_text(self) -> str:
-        """`5 of 8 cells have a figure; without one: 2 crashed (mlp), 1 not run (mlp)`."""
+        """`cells with a figure: 5 of 8; without one: 2 crashed (mlp), 1 not run (mlp)`."""
         without = [one for one in self.failures if one.cell.id not in self.complete]
         missing = f"; without one: {failures_text(without)}" if without else ""
-        return f"{len(self.cells):,} of {count(len(self.pools), 'cell')} have a figure{missing}"
+        return f"cells with a figure: {len(self.cells):,} of {len(self.pools):,}{missing}"
 
     def logs_call(self, cell_id: str) -> str:
         """The command that prints what the ranks of a cell's last run have printed."""

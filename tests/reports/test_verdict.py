@@ -260,7 +260,7 @@ def test_the_terminal_shows_it_in_few_lines_with_the_next_run(pair, capsys, monk
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "ddp on 4 ranks (CPU) trains 3.92 times as fast as one device."
     assert [line.partition("  ")[0] for line in lines[2:5:2]] == ["weak, batch 8", "time lost, weak"]
-    assert "3 of 3 cells have a figure. 3 runs: 3 ok." in lines
+    assert "Cells with a figure: 3 of 3. 3 runs: 3 ok." in lines
     assert lines[-4].startswith("next: 6 runs each of ddp on 2 and 4")
 
 
@@ -272,7 +272,7 @@ def test_what_has_no_figure_is_told_by_kind_and_workload_with_its_output(planted
     print_verdict(planted.analysed(), Console())
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == (
-        "0 of 3 cells have a figure; without one: 2 not run (gpt-nano and mlp), 1 crashed (gpt-nano). "
+        "Cells with a figure: 0 of 3; without one: 2 not run (gpt-nano and mlp), 1 crashed (gpt-nano). "
         "1 run: 0 ok; 1 crashed."
     )
     assert lines[2] == f"  bench logs planted --cell {cell.id}"

@@ -318,7 +318,7 @@ def _trust_tile(study: StudyFigures) -> Tile:
     figure, _, missing = study.cells_text.partition("; ")
     return Tile(
         title="Trust",
-        figure=figure,
+        figure=capital(figure),
         lines=(
             f"{study.run_counts.text}; code with local changes: {dirty:,}",
             f"training checked: {proven:,} of {len(study.cells):,}{slow}",

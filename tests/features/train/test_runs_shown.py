@@ -339,7 +339,7 @@ def test_the_page_of_a_training_that_never_began_says_why(planted, new_timing, c
     (figures,) = read_figures([str(planted.study.root)], CostFlags(), Console())
     write_report(planted.study, figures, Console())
     said = capsys.readouterr().out
-    assert "without a figure: 1 of 1 cell: 1 crashed" in said
+    assert "Cells with a figure: 0 of 1; without one: 1 crashed" in said
     assert f"--cell {cell.id}" in said
     page = (planted.study.root / "report.html").read_text()
     assert "Nothing succeeded" in page
