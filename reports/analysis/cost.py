@@ -52,6 +52,13 @@ class CellCost:
     def cell(self) -> Cell:
         return self.figures.cell
 
+    @property
+    def basis(self) -> tuple[Metric, Metric | None, str]:
+        """Time and cost of an epoch or, if the number of its samples is not known, of a million samples."""
+        if self.epoch_ns is not None:
+            return self.epoch_ns, self.usd_per_epoch, "an epoch"
+        return self.million_samples_ns, self.usd_per_million_samples, "a million samples"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontier:

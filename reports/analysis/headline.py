@@ -37,22 +37,21 @@ class HeadlineRow:
 def headline(study: StudyFigures) -> list[HeadlineRow]:
     """The rows, by workload, scaling, batch, strategy and size; empty if nothing succeeded."""
     rows: dict[tuple[object, ...], HeadlineRow] = {}
-    for curve in study.curves:
-        for point in curve.points:
-            row = HeadlineRow(
-                workload=curve.key.workload,
-                strategy=curve.key.label,
-                setting=study.settings[curve.key.setting],
-                kinds=(curve.key.kind,),
-                figures=point.figures,
-                efficiency=point.efficiency,
-            )
-            # Points of one cell in two series with equal efficiency become one row.
-            claim = row.efficiency
-            baseline = claim.baseline.figures.cell.id if claim.baseline else None
-            key = (row.figures.cell.id, row.strategy, claim.is_baseline, baseline, claim.reason)
-            seen = rows.get(key, row)
-            rows[key] = replace(seen, kinds=tuple(dict.fromkeys((*seen.kinds, *row.kinds))))
+    points = [(curve.key, point) for curve in study.curves for point in curve.points]
+    for key, point in points:
+        claim = point.efficiency
+        baseline = claim.baseline.figures.cell.id if claim.baseline else None
+        # Points of one cell in two series with equal efficiency become one row.
+        one = (point.figures.cell.id, key.label, claim.is_baseline, baseline, claim.reason)
+        kinds = rows[one].kinds if one in rows else ()
+        rows[one] = HeadlineRow(
+            workload=key.workload,
+            strategy=key.label,
+            setting=study.settings[key.setting],
+            kinds=tuple(dict.fromkeys((*kinds, key.kind))),
+            figures=point.figures,
+            efficiency=claim,
+        )
     return list(rows.values())
 
 

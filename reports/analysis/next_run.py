@@ -1,29 +1,25 @@
-"""The run that a study needs next, by two rules, and the `bench matrix` call that runs points of a study
-again, or other points of the same series.
+"""The run that a study needs next, by two rules, and the `bench matrix` call of points of a series.
 
 The first rule names the sizes without a figure at which the size to buy may lie, then other planned cells
-without a figure: cells that were not run, then cells that failed. If every cell has a figure, the second rule
-names the size that leaves the choice of a size open. It asks for more runs of the cells that decide the
-choice, while these have fewer than six runs or their intervals contain more than one answer. It asks for
-twice the largest size if growing paid up to it, or if only one size was measured.
+without one. If every cell has a figure, the second rule asks for more runs of the cells that decide the
+choice, while these are few or leave it open, or for twice the largest size if growing paid up to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
 from math import log
 from statistics import fmean
 from typing import Literal
 
 from reports.analysis.assumptions import KNEE
 from reports.analysis.cost import HOUR_NS, cell_costs
-from reports.analysis.holes import SETTLED
+from reports.analysis.holes import SETTLED, Hole
 from reports.analysis.outcomes import EXCLUDED, NOT_RUN, outcome_words
 from reports.analysis.scaling import Curve, Piece, piece_of, rate
 from reports.analysis.series import SeriesKey, setting_of
-from reports.analysis.size_to_buy import PICK, Picked, SizeToBuy, candidates_of, holes_of, sizes_to_buy
+from reports.analysis.size_to_buy import PICK, Picked, candidates_of, holes_of, sizes_to_buy
 from reports.analysis.study import StudyFigures
 from reports.text import count, listed, order
 from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, REFERENCE_STRATEGY, UNCOMPRESSED, StepPolicy
@@ -69,26 +65,17 @@ def next_run(study: StudyFigures) -> NextRun | None:
     """
     if any(plan.order is not None for plan in study.plans):
         return None
-    piece = next((one for one in map(_piece, sizes_to_buy(study), repeat(study)) if one), None)
-    picked = _picked(study, piece) if piece else None
-    hole = _hole(study, piece, picked) if piece and picked else None
-    return hole or _without_figure(study) or (_left_open(study, piece, picked) if piece else None)
-
-
-def _piece(size: SizeToBuy, study: StudyFigures) -> Piece | None:
-    """The work of a size to buy, if it was measured."""
-    piece = piece_of(study.curves, size.workload, size.scaling)
-    return piece if piece is not None and piece.measured else None
-
-
-def _picked(study: StudyFigures, piece: Piece) -> Picked | None:
-    """Pick by the goal or, if it names no size, by the knee; None where there is one size."""
+    found = (piece_of(study.curves, size.workload, size.scaling) for size in sizes_to_buy(study))
+    piece = next((one for one in found if one is not None and one.measured), None)
+    if piece is None:
+        return _without_figure(study)
     candidates, _ = candidates_of(piece, {cost.cell.id: cost for cost in cell_costs(study)})
-    if len({one.gpus for one in candidates}) < 2:
-        return None
-    goals = (study.assumptions.goal, KNEE)
-    picks = (PICK[goal.kind](piece, candidates, goal) for goal in goals)
-    return next((one for one in picks if isinstance(one, Picked)), None)
+    picked = None
+    if len({one.gpus for one in candidates}) > 1:
+        picks = (PICK[goal.kind](piece, candidates, goal) for goal in (study.assumptions.goal, KNEE))
+        picked = next((one for one in picks if isinstance(one, Picked)), None)
+    holes = holes_of(study, piece, picked, candidates) if picked else ()
+    return _hole(study, holes) or _without_figure(study) or _left_open(study, piece, picked)
 
 
 def _without_figure(study: StudyFigures) -> NextRun | None:
@@ -102,10 +89,8 @@ def _without_figure(study: StudyFigures) -> NextRun | None:
     return _run(study, curve, (gap.gpus,), kind=_kind_of(curve, (gap.gpus,)), why=why)
 
 
-def _hole(study: StudyFigures, piece: Piece, picked: Picked) -> NextRun | None:
+def _hole(study: StudyFigures, found: Sequence[Hole]) -> NextRun | None:
     """The sizes without a figure at which the choice may lie, of the curve with the most of them."""
-    candidates, _ = candidates_of(piece, {cost.cell.id: cost for cost in cell_costs(study)})
-    found = holes_of(study, piece, picked, candidates)
     if not found:
         return None
     hole = max(found, key=lambda one: len(one.sizes))

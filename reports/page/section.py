@@ -64,9 +64,9 @@ class Paragraph(Block):
     """A paragraph. Text is escaped; `Markup` is inserted as it is."""
 
     text: str
-    look: Literal["text", "plain", "finding", "none"] = "text"
+    look: Literal["text", "plain", "finding", "none", "absent"] = "text"
     """`plain`: small, for remarks; `finding`: a conclusion from figures; `none`: says that figures are
-    missing."""
+    missing; `absent`: why a section has no content, on the line of its title."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,7 @@ class Heading(Block):
 @dataclass(frozen=True, slots=True)
 class Bullets(Block):
     items: tuple[str, ...]
-    look: Literal["text", "plain", "folded"] = "text"
-    """`folded`: closed, under the words `The whole verdict`."""
+    look: Literal["text", "plain"] = "text"
 
 
 @dataclass(frozen=True)
@@ -221,6 +220,14 @@ class Beside(Block):
 
 
 @dataclass(frozen=True, slots=True)
+class Folded(Block):
+    """Details that few readers need, closed under a summary."""
+
+    summary: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Definition:
     """The definition of a number: an entry of the method section, to which column heads link."""
 
@@ -240,8 +247,18 @@ class Section:
     definitions: tuple[Definition, ...] = ()
     """Definitions of numbers that only this section shows."""
 
+    @property
+    def absent(self) -> bool:
+        """Whether it has no content, and takes one line."""
+        return all(isinstance(block, Paragraph) and block.look == "absent" for block in self.blocks)
+
     def __post_init__(self) -> None:
         """Raises TypeError for a block that the page cannot show."""
         for block in self.blocks:
             if not isinstance(block, Block):
                 raise TypeError(f"section {self.anchor!r} has {block!r} as a block: wrap text in Paragraph")
+
+
+def absent(anchor: str, title: str, text: str, definitions: tuple[Definition, ...] = ()) -> Section:
+    """A section without content: a line such as `not available: no price is known`."""
+    return Section(anchor=anchor, title=title, blocks=(Paragraph(text, "absent"),), definitions=definitions)

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from reports.analysis.budget import BudgetPart, budget
 from reports.analysis.cost import CellCost, cell_costs
 from reports.analysis.effect import sides
-from reports.analysis.figures import CellFigures, differences_in_training
+from reports.analysis.figures import differences_in_training
 from reports.analysis.knee import knee
 from reports.analysis.scaling import Named, Piece, piece_of, rate, ties
 from reports.analysis.size_to_buy import SizeToBuy
 from reports.analysis.study import StudyFigures
-from reports.text import devices, duration, listed, metric, number, percent, whole_percent
+from reports.text import capital, devices, duration, listed, metric, number, percent, whole_percent
 from results.cell import BASELINE_STRATEGY
 from results.grouping import grouped
 from results.statistics import Metric, ratio_of_runs
@@ -32,20 +32,20 @@ _BECAUSE: dict[BudgetPart, str] = {
 """The reason for a slower step, by the part that takes most of the difference."""
 
 
-def answer(study: StudyFigures, sizes: Sequence[SizeToBuy]) -> str | None:
-    """Answer for one workload by its sizes to buy; None if nothing was measured that makes a claim.
+def answer(study: StudyFigures, sizes: Sequence[SizeToBuy]) -> tuple[str, str]:
+    """Answer for one workload by its sizes to buy; empty if nothing was measured that makes a claim.
 
-    A second sentence weighs the two sizes that weak and strong scaling name.
+    Beside it stand how the others compare, and a weighing of the two sizes that weak and strong scaling name.
     """
     smallest = study.assumptions.smallest_effect
     for bought in sizes:
         piece = piece_of(study.curves, bought.workload, bought.scaling)
         lead = lead_of(piece, bought, smallest) if piece else None
         if piece is not None and lead is not None:
-            first = f"{_speed_up(lead)}{_why(bought)}"
-            others = (*_others(piece, lead, smallest), *_second_choice(piece, lead, smallest))
-            return ". ".join(["; ".join([first, *others]), *_trade(study, sizes)]) + "."
-    return None
+            others = "; ".join((*_others(piece, lead, smallest), *_second_choice(piece, lead, smallest)))
+            beside = [f"{capital(text)}." for text in (others, *_trade(study, sizes)) if text]
+            return f"{_speed_up(lead)}{_why(bought)}.", " ".join(beside)
+    return "", ""
 
 
 def lead_of(piece: Piece, bought: SizeToBuy, smallest: float) -> Named | None:
@@ -75,6 +75,8 @@ def _speed_up(lead: Named) -> str:
     if faster is None or point.efficiency.baseline is None:
         return f"{where} has {metric(point.figures.throughput).with_ends}"
     against = point.efficiency.baseline
+    if not faster.tells:
+        return f"{where}: the runs are too far apart to tell its speed-up ({_figure(faster)})"
     single = against.strategy == BASELINE_STRATEGY and against.gpus == 1
     return (
         f"{where} trains {number(faster.value)} times as fast as {'one device' if single else against.short}"
@@ -102,10 +104,11 @@ def _why(bought: SizeToBuy) -> str:
     choice = bought.choice
     if choice is None or bought.why is None:
         return ""
-    why = bought.why.partition(": ")[2] or bought.why
+    why = (bought.why.partition(": ")[2] or bought.why).partition("; ")[0]
     odds = choice.odds.get(choice.gpus) if choice.odds and "of resamples" not in why else None
     sure = "" if odds is None else f" in {whole_percent(odds)} of resamples"
-    return f", the size to buy{f' so far ({choice.between})' if choice.between else sure}: {why}"
+    more = " or more" if choice.or_more else ""
+    return f", the size to buy{f' so far ({choice.between})' if choice.between else more + sure}: {why}"
 
 
 def _others(piece: Piece, lead: Named, smallest: float) -> Iterator[str]:
@@ -120,21 +123,19 @@ def _others(piece: Piece, lead: Named, smallest: float) -> Iterator[str]:
         yield f"not shown to be faster or slower: {listed(alike)}"
     for one in by_side.get("above", ()):
         if not _unlike(piece, one):
-            yield f"{one[0].key.label} is {number(_ratio(lead, one).value)} times as fast as that"
-    if slower := [_slower(lead, one) for one in by_side.get("below", ())]:
-        yield f"slower: {listed(slower, most=_MOST_OTHERS)}"
+            yield f"faster: {one[0].key.label}, {number(_ratio(lead, one).value)} times"
+    slower = [
+        f"{one[0].key.label}, {percent(_ratio(lead, one).value)} of its rate{_because(lead, one)}"
+        for one in by_side.get("below", ())
+    ]
+    if slower:
+        yield f"slower: {listed(slower, most=_MOST_OTHERS, last='; ')}"
 
 
 def _sample_ns(named: Named) -> list[float]:
     """The time of a sample in each run."""
     figures = named[1].figures
     return [ns / figures.cell.global_batch for ns in figures.run_step_ns]
-
-
-def _slower(lead: Named, other: Named) -> str:
-    """`fsdp, 52.0 % of its rate, because its exchange is not hidden`."""
-    because = _because(lead[1].figures, other[1].figures)
-    return f"{other[0].key.label}, {percent(_ratio(lead, other).value)} of its rate{because}"
 
 
 def _ratio(lead: Named, other: Named) -> Metric:
@@ -163,31 +164,34 @@ def _second_choice(piece: Piece, lead: Named, smallest: float) -> Iterator[str]:
         yield f"second choice, if its loss is as good: {curve.key.label}, which {unlike}, has {has}"
 
 
-def _because(mine: CellFigures, its: CellFigures) -> str:
+def _because(lead: Named, other: Named) -> str:
     """Name the part that takes more than half of the time by which a step is longer; empty without one."""
-    own, other = budget(its), budget(mine)
-    if own is None or other is None:
+    (mine, its), parts = (budget(lead[1].figures), budget(other[1].figures)), {}
+    if mine is None or its is None:
         return ""
-    longer = own.step_ns / its.cell.global_batch - other.step_ns / mine.cell.global_batch
-    for part, words in _BECAUSE.items():
-        more = own.part_ns.get(part, 0.0) / its.cell.global_batch
-        more -= other.part_ns.get(part, 0.0) / mine.cell.global_batch
-        if more > longer / 2 > 0:
-            encodes = part == "compute" and its.cell.compresses
-            return f", because {'it encodes and decodes' if encodes else words}"
-    return ""
+    for part in _BECAUSE:
+        own, more = (one.part_ns.get(part, 0.0) / one.cell.global_batch for one in (mine, its))
+        parts[part] = more - own
+    longer = its.step_ns / its.cell.global_batch - mine.step_ns / mine.cell.global_batch
+    part = max(_BECAUSE, key=lambda part: parts[part])
+    if not parts[part] > longer / 2 > 0:
+        return ""
+    encodes = part == "compute" and its.cell.compresses
+    return f", because {'it encodes and decodes' if encodes else _BECAUSE[part]}"
 
 
 def _trade(study: StudyFigures, sizes: Sequence[SizeToBuy]) -> Iterator[str]:
     """Weigh the two sizes to buy that weak and strong scaling name."""
     costs = {cost.cell.id: cost for cost in cell_costs(study)}
-    named = [costs[one.choice.cell_id] for one in sizes if one.choice]
-    by_size = sorted({cost.cell.gpus: cost for cost in named}.values(), key=lambda one: one.cell.gpus)
-    if len(by_size) < 2:
+    named = {one.choice.gpus: costs[one.choice.cell_id] for one in sizes if one.choice}
+    if len(named) < 2:
         return
-    small, large = by_size[0], by_size[-1]
-    faster = _time(small).value / _time(large).value
-    dearer = _share_dearer(small, large)
+    small, large = named[min(named)], named[max(named)]
+    faster = small.million_samples_ns.value / large.million_samples_ns.value
+    first, second, dearer = small.usd_per_million_samples, large.usd_per_million_samples, ""
+    if first is not None and second is not None:
+        share = second.value / first.value - 1
+        dearer = f", {whole_percent(abs(share))} {'dearer' if share >= 0 else 'cheaper'}"
     yield (
         f"{_told(small)}; {_told(large)}: {number(faster)} times as fast{dearer}, if the larger batch trains "
         f"as well"
@@ -195,21 +199,9 @@ def _trade(study: StudyFigures, sizes: Sequence[SizeToBuy]) -> Iterator[str]:
 
 
 def _told(cost: CellCost) -> str:
-    usd = cost.usd_per_epoch or cost.usd_per_million_samples
+    time, usd, of = cost.basis
     paid = f" and {metric(usd).value}" if usd else ""
-    of = "an epoch" if cost.epoch_ns else "a million samples"
     where = devices(cost.cell.gpus, cost.cell.device)
-    batch = f"a global batch of {cost.cell.global_batch:,}"
-    return f"{where} take {duration(_time(cost).value)}{paid} for {of} at {batch}"
-
-
-def _time(cost: CellCost) -> Metric:
-    return cost.epoch_ns or cost.million_samples_ns
-
-
-def _share_dearer(small: CellCost, large: CellCost) -> str:
-    first, second = (one.usd_per_million_samples for one in (small, large))
-    if first is None or second is None:
-        return ""
-    share = second.value / first.value - 1
-    return f", {whole_percent(abs(share))} {'dearer' if share >= 0 else 'cheaper'}"
+    return (
+        f"{where} take {duration(time.value)}{paid} for {of} at a global batch of {cost.cell.global_batch:,}"
+    )

@@ -17,7 +17,7 @@ from reports.analysis.budget import (
 )
 from reports.analysis.knee import knee
 from reports.analysis.scaling import CurvePoint, Named, is_measured
-from reports.text import duration, listed, metric, percent
+from reports.text import duration, listed, percent
 from results.cell import UNCOMPRESSED
 from results.plan import Scaling
 from results.statistics import Metric
@@ -129,10 +129,3 @@ def _parts(point: CurvePoint, loss: Lost) -> Iterator[str]:
         ends = f", {duration(low)} to {duration(high)}" if len(every) > 1 else ""
         words = COMPRESSING if encodes and part == "compute" else LOSS_NAMES[part]
         yield f"{words} ({duration(loss.part_ns[part])}{ends})"
-
-
-def efficiency_text(one: Reach) -> str:
-    """`62.5 % (50.0 to 78.6) against single on 1`."""
-    if one.efficiency is None:
-        return "not claimed"
-    return f"{metric(one.efficiency).with_ends} against {one.against}"

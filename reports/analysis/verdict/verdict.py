@@ -16,13 +16,13 @@ from reports.analysis.exchange import exchange_parts
 from reports.analysis.figures import CellFigures
 from reports.analysis.next_run import NextRun, next_run
 from reports.analysis.outcomes import outcome_words
-from reports.analysis.scaling import Piece, name, piece_of, rate
-from reports.analysis.size_to_buy import ALL_EMULATED, CPU, SizeToBuy, sizes_to_buy
+from reports.analysis.scaling import name, piece_of, rate
+from reports.analysis.size_to_buy import ALL_EMULATED, CPU, KINDS, SizeToBuy, sizes_to_buy
 from reports.analysis.stragglers import Stragglers, stragglers
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.answer import answer, lead_of
-from reports.analysis.verdict.reach import Reach, efficiency_text, reach
-from reports.text import capital, count, devices, listed, percent
+from reports.analysis.verdict.reach import Reach, reach
+from reports.text import capital, count, devices, listed, metric, percent
 from results.cell import BASELINE_STRATEGY, label
 
 INPUT_BOUND = 0.1
@@ -61,8 +61,10 @@ class Record:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadVerdict:
     workload: str
-    answer: str | None
-    """The sentence that `answer` makes; None without a measured figure."""
+    answer: str
+    """What to use, and how well that trains; empty without a measured figure."""
+    beside: str
+    """How the others compare with it."""
     records: tuple[Record, ...]
     reaches: tuple[Reach, ...]
     """How far the curve of the answer goes, for each rule of scaling that has two sizes."""
@@ -71,7 +73,8 @@ class WorkloadVerdict:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        return (*([self.answer] if self.answer else []), *(one.sentence for one in self.records))
+        said = (self.answer, self.beside, *(one.sentence for one in self.records))
+        return tuple(filter(None, said))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,26 +111,22 @@ def verdict(study: StudyFigures) -> StudyVerdict:
 
 
 def _workload(study: StudyFigures, workload: str, sizes: Sequence[SizeToBuy]) -> WorkloadVerdict:
-    found = [(size, piece_of(study.curves, workload, size.scaling)) for size in sizes]
-    pieces = [(size, piece) for size, piece in found if piece is not None]
     reaches = {size.scaling: reach_of(study, size) for size in sizes}
-    cells = [one for one in study.cells.values() if one.cell.workload == workload]
-    known = [one for one in reaches.values() if one is not None]
+    known = tuple(one for one in reaches.values() if one is not None)
+    told, beside = answer(study, sizes)
+    bought = [one for one in sizes if one.absent not in (CPU, ALL_EMULATED)]
     return WorkloadVerdict(
         workload=workload,
-        answer=answer(study, sizes),
+        answer=told,
+        beside=beside,
         records=(
-            *(
-                _to_buy(one, reaches[one.scaling], several=len(sizes) > 1)
-                for one in sizes
-                if one.absent not in (CPU, ALL_EMULATED)
-            ),
-            *(one for size, piece in pieces for one in _scaling(study, size, piece, reaches[size.scaling])),
-            *_machine(study, cells, known),
+            *(_to_buy(one, reaches[one.scaling], several=len(sizes) > 1) for one in bought),
+            *(record for one in sizes for record in _scaling(study, one, reaches[one.scaling])),
+            *_machine(study, workload, known),
             *_exchange_and_cost(study, workload),
-            *_left_out(study, workload, pieces),
+            *_left_out(study, workload),
         ),
-        reaches=tuple(known),
+        reaches=known,
         to_buy=tuple(sizes),
     )
 
@@ -157,7 +156,9 @@ def _to_buy(one: SizeToBuy, found: Reach | None, *, several: bool) -> Record:
     )
 
 
-def _scaling(study: StudyFigures, size: SizeToBuy, piece: Piece, found: Reach | None) -> Iterator[Record]:
+def _scaling(study: StudyFigures, size: SizeToBuy, found: Reach | None) -> Iterator[Record]:
+    piece = piece_of(study.curves, size.workload, size.scaling)
+    assert piece is not None
     setting = study.settings[piece.curves[0].key.setting]
     what = f"{size.scaling}, batch {size.batch:,}{f', {setting}' if setting else ''}"
     if found is None:
@@ -165,7 +166,10 @@ def _scaling(study: StudyFigures, size: SizeToBuy, piece: Piece, found: Reach | 
         yield Record(what=what, figure=f"not judged: {none}", rank=2, growth=True)
         return
     place, _, growth = found.knee_text.partition(": ")
-    figure = f"{found.strategy} on {found.gpus:,}, efficiency {efficiency_text(found)}; {place}"
+    share = (
+        f"{metric(found.efficiency).with_ends} against {found.against}" if found.efficiency else "not claimed"
+    )
+    figure = f"{found.strategy} on {found.gpus:,}, efficiency {share}; {place}"
     yield Record(what=what, figure=figure, because=growth, rank=2, growth=True)
     yield Record(what=f"time lost, {size.scaling}", figure=found.cause, rank=5, growth=True)
     if beyond := [name(named) for named in piece.measured if named[1].efficiency.super_linear]:
@@ -179,8 +183,9 @@ def slow_cells(cells: Iterable[CellFigures]) -> list[tuple[CellFigures, Straggle
     return sorted(found, key=lambda pair: -pair[0].cell.gpus)
 
 
-def _machine(study: StudyFigures, cells: Sequence[CellFigures], found: Sequence[Reach]) -> Iterator[Record]:
+def _machine(study: StudyFigures, workload: str, found: Sequence[Reach]) -> Iterator[Record]:
     """Name what holds the machine up: slow ranks, the input, a slow link, the limit of the network."""
+    cells = [one for one in study.cells.values() if one.cell.workload == workload]
     for cell, ranks in (slow := slow_cells(cells))[:1]:
         others = f" {count(len(slow) - 1, 'other cell')} too." if len(slow) > 1 else ""
         yield Record(what="slow ranks", figure=f"{_cell(cell)}: {ranks.finding}{others}", rank=3)
@@ -215,9 +220,7 @@ def _exchange_and_cost(study: StudyFigures, workload: str) -> Iterator[Record]:
             yield Record(what="an epoch in time", figure=f"{title}{told}", rank=6)
 
 
-def _left_out(
-    study: StudyFigures, workload: str, pieces: Sequence[tuple[SizeToBuy, Piece]]
-) -> Iterator[Record]:
+def _left_out(study: StudyFigures, workload: str) -> Iterator[Record]:
     """Name the points of a workload without a figure or a claim, by the reason: `crashed: ddp on 8`."""
     curves = [curve for curve in study.curves if curve.key.workload == workload]
     cells = [one for one in study.cells.values() if one.cell.workload == workload]
@@ -242,7 +245,8 @@ def _left_out(
     for why, named in by_reason.items():
         sizes_of = [f"{it} on {listed([f'{n:,}' for n in sorted(sizes)])}" for it, sizes in named.items()]
         told.append(f"{why}: {listed(sizes_of, last=', ')}")
-    if others := sum(piece.others for _, piece in pieces):
+    pieces = (piece_of(study.curves, workload, kind) for kind in KINDS)
+    if others := sum(piece.others for piece in pieces if piece):
         told.append(f"{count(others, 'other piece')} of work: another batch, setting or link")
     if unchecked := sum(one.proof is None for one in cells):
         told.append(f"{unchecked:,} of {count(len(cells), 'cell')} without a check that it trained")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from reports import fields
-from reports.analysis.cost import CellCost, cell_costs
 from reports.analysis.effect import effect_text
 from reports.analysis.headline import efficiency_field, runs_text
 from reports.analysis.outcomes import outcome_words
@@ -15,26 +13,18 @@ from reports.analysis.scaling import Curve, CurvePoint, is_measured, rate, ties
 from reports.analysis.study import StudyFigures
 from reports.fields import NONE, Field
 from reports.page.looks import works
-from reports.page.section import Definition, Row, Section, Table
+from reports.page.section import Definition, Folded, Section, Table
 from reports.table import Column, TextTable, figures, table, words
-from reports.text import NOTHING, listed, number
+from reports.text import NOTHING, listed
 
 _MOST_TIES = 3
 _FEWEST_ROWS = 2
 """A map needs more rows than this: the table already has one strategy and the single device."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BestOfSize:
-    """The fastest configuration of one size in one piece of work."""
-
-    work: str
-    curve: Curve
-    point: CurvePoint
-    ties: tuple[str, ...]
-    """Others to which no difference is shown."""
-    compared: int
-    cost: CellCost | None
+_Best = tuple[str, Curve, CurvePoint, list[str], bool]
+"""The fastest of one size in one piece of work: the work, its curve and point, others to which no difference
+is shown, and whether it is the only one."""
 
 
 def best_section(study: StudyFigures) -> Section | None:
@@ -42,7 +32,6 @@ def best_section(study: StudyFigures) -> Section | None:
     found = list(_best(study))
     if not found:
         return None
-    several = len({one.work for one in found}) > len({one.curve.key.kind for one in found})
     maps = []
     for title, curves in works(study):
         if sum(bool(curve.points) for curve in curves) > _FEWEST_ROWS:
@@ -54,68 +43,55 @@ def best_section(study: StudyFigures) -> Section | None:
         "The interval of the ratio of the two throughputs contains 1, or the two differ by less than "
         f"{effect_text(study.assumptions.smallest_effect)}; for single runs by less than 5 %.",
     )
-    fastest = Table(_table(study, found, several=several), "The fastest of each size")
+    folded = [Folded("Every strategy at every size", tuple(maps))] if maps else []
     return Section(
         anchor="best",
         title="Best of each size",
-        blocks=(fastest, Row(tuple(maps))) if maps else (fastest,),
+        blocks=(Table(_table(study, found), "The fastest of each size"), *folded),
         definitions=(tie,),
     )
 
 
-def _best(study: StudyFigures) -> Iterator[BestOfSize]:
-    costs = {cost.cell.id: cost for cost in cell_costs(study)}
+def _best(study: StudyFigures) -> Iterator[_Best]:
     for title, curves in works(study):
         points = [(curve, point) for curve in curves for point in curve.points]
         for size in sorted({point.gpus for _, point in points}):
-            here = [pair for pair in points if pair[1].gpus == size]
-            measured = [pair for pair in here if is_measured(pair[1])] or here
-            curve, point = max(measured, key=rate)
-            yield BestOfSize(
-                work=title,
-                curve=curve,
-                point=point,
-                ties=tuple(
-                    other.key.label
-                    for other, one in measured
-                    if one is not point
-                    and ties(point.figures, one.figures, study.assumptions.smallest_effect)
-                ),
-                compared=len(measured),
-                cost=costs.get(point.figures.cell.id),
+            here = [named for named in points if named[1].gpus == size]
+            measured = [named for named in here if is_measured(named[1])] or here
+            best = max(measured, key=rate)
+            level = (
+                other.key.label
+                for other, one in measured
+                if one is not best[1]
+                and ties(best[1].figures, one.figures, study.assumptions.smallest_effect)
             )
+            yield title, *best, list(level), len(measured) == 1
 
 
-def _table(study: StudyFigures, found: Sequence[BestOfSize], *, several: bool) -> TextTable:
-    def fastest(row: BestOfSize) -> str:
-        return row.curve.key.label if row.compared > 1 else f"{row.curve.key.label} (the only one)"
-
-    def efficiency(row: BestOfSize) -> Field:
-        claim = row.point.efficiency
-        return NONE if claim.baseline is None else efficiency_field(claim)
-
-    def usd(row: BestOfSize) -> Field:
-        cost = row.cost.usd_per_million_samples if row.cost else None
-        return fields.shown(cost.value if cost else None, number, "USD")
-
-    def tied(row: BestOfSize) -> str:
-        return listed(row.ties, most=_MOST_TIES) if row.ties else NOTHING
-
-    columns: list[Column[BestOfSize]] = [
-        figures(study.devices_word, lambda row: fields.whole(row.point.gpus), anchor="method-sizes"),
-        words("scaling", lambda row: row.curve.key.kind, anchor="method-scaling"),
-        words("fastest", fastest),
-        figures("efficiency", efficiency, anchor="method-efficiency"),
+def _table(study: StudyFigures, found: Sequence[_Best]) -> TextTable:
+    several = len({row[0] for row in found}) > len({row[1].key.kind for row in found})
+    work: Column[_Best] = words("work", lambda row: row[0])
+    columns: list[Column[_Best]] = [
+        *([work] if several else []),
+        figures(study.devices_word, lambda row: fields.whole(row[2].gpus), anchor="method-sizes"),
+        words("scaling", lambda row: row[1].key.kind, anchor="method-scaling"),
+        words("fastest", lambda row: f"{row[1].key.label}{' (the only one)' if row[4] else ''}"),
+        figures("efficiency", lambda row: _efficiency(row[2]), anchor="method-efficiency"),
         figures(
-            "throughput", lambda row: fields.figure(row.point.figures.throughput), anchor="method-throughput"
+            "throughput", lambda row: fields.figure(row[2].figures.throughput), anchor="method-throughput"
         ),
-        figures("USD a million samples", usd, anchor="method-cost"),
-        words("no difference shown to", tied, anchor="method-tie"),
-        words("runs", lambda row: runs_text(row.point.figures), anchor="method-evidence"),
+        words(
+            "no difference shown to",
+            lambda row: listed(row[3], most=_MOST_TIES) if row[3] else NOTHING,
+            anchor="method-tie",
+        ),
+        words("runs", lambda row: runs_text(row[2].figures), anchor="method-evidence"),
     ]
-    if several:
-        columns.insert(0, words("work", lambda row: row.work))
     return table(found, columns)
+
+
+def _efficiency(point: CurvePoint) -> Field:
+    return NONE if point.efficiency.baseline is None else efficiency_field(point.efficiency)
 
 
 def _heat_map(curves: Sequence[Curve]) -> TextTable:

@@ -17,14 +17,14 @@ from reports.analysis.effect import claim_rule
 from reports.analysis.exchange import FEWEST_RUNS, exchange_parts
 from reports.analysis.study import StudyFigures
 from reports.page.looks import cell_label, works
-from reports.page.section import Bullets, Definition, Paragraph, Section
+from reports.page.section import Bullets, Definition, Section, absent
 from reports.text import count, listed, percent
 from results.cell import REFERENCE_STRATEGY
 from results.grouping import grouped
 
 _DISAGREE_ABOVE, _DISTURBS_ABOVE = 0.20, 0.10
 """Shares of a step by which two methods may differ, and the recorder slow it, without a remark."""
-_NOTHING = "Not available: no link is known to limit a step, and no exchanges were compared."
+_NOTHING = "not available: no link is known to limit a step, and no exchanges were compared"
 
 
 def communication_section(study: StudyFigures) -> Section | None:
@@ -32,7 +32,9 @@ def communication_section(study: StudyFigures) -> Section | None:
     if not any(one.cell.gpus > 1 for one in study.cells.values()):
         return None
     found, remarks = Bullets(tuple(_findings(study))), Bullets(tuple(_remarks(study)), "plain")
-    blocks = tuple(block for block in (found, remarks) if block.items) or (Paragraph(_NOTHING, "plain"),)
+    blocks = tuple(block for block in (found, remarks) if block.items)
+    if not blocks:
+        return absent("communication", "Network", _NOTHING, DEFINITIONS)
     return Section(anchor="communication", title="Network", blocks=blocks, definitions=DEFINITIONS)
 
 

@@ -13,6 +13,7 @@ from reports.analysis.assumptions import study_day
 from reports.analysis.cost import (
     NO_EPOCH,
     CellCost,
+    Frontier,
     cell_costs,
     cheapest_text,
     frontiers,
@@ -24,7 +25,7 @@ from reports.analysis.study import StudyFigures
 from reports.page.chart import drawn
 from reports.page.description import Chart, Point, interval_point
 from reports.page.looks import ROW, Looks, line_of, looks, works
-from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Paragraph, Section
+from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Paragraph, Section, absent
 from reports.text import count, devices, duration, metric
 
 DEFINITIONS = (
@@ -49,14 +50,16 @@ def cost_section(study: StudyFigures) -> Section | None:
     """Make the section; None if no cell has a figure."""
     if not study.cells:
         return None
-    return Section(
-        anchor="cost", title="Cost and efficiency", blocks=tuple(_blocks(study)), definitions=DEFINITIONS
-    )
-
-
-def _blocks(study: StudyFigures) -> Iterator[Block]:
     costs = cell_costs(study)
-    found = frontiers(costs)
+    notes = [*_prices(study, costs), *_reasons(study, costs)]
+    title, found = "Cost and efficiency", frontiers(costs)
+    if not found:
+        return absent("cost", title, f"not available: {' '.join(notes)}", DEFINITIONS)
+    blocks = (*_blocks(study, found), *([Bullets(tuple(notes), "plain")] if notes else []))
+    return Section(anchor="cost", title=title, blocks=blocks, definitions=DEFINITIONS)
+
+
+def _blocks(study: StudyFigures, found: Sequence[Frontier]) -> Iterator[Block]:
     for frontier in found:
         every = f"{count(len(frontier.best), 'cell')} of {len(frontier.costs):,} on the frontier"
         yield Paragraph(f"{frontier.title}: {cheapest_text(frontier)}; {every}.")
@@ -75,9 +78,6 @@ def _blocks(study: StudyFigures) -> Iterator[Block]:
             )
     if drawings:
         yield Drawings(tuple(drawings))
-    notes = [*_prices(study, costs), *_reasons(study, costs)]
-    if notes:
-        yield Bullets(tuple(notes), "plain")
 
 
 def _prices(study: StudyFigures, costs: Sequence[CellCost]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from reports.analysis.pooling import DISTURBED, machine_facts
 from reports.analysis.study import Drift, StudyFigures
 from reports.page.looks import cell_label
-from reports.page.section import Block, Bullets, Definition, Facts, Paragraph, Section
+from reports.page.section import Block, Bullets, Definition, Facts, Folded, Paragraph, Section
 from reports.table import TextTable, table, words
 from reports.text import NOTHING, count, listed, moment, size
 from results.cell import Cell
@@ -46,11 +46,9 @@ def _blocks(study: StudyFigures) -> Iterator[Block]:
             f"{', '.join(differing)}. A figure is over runs of one of them; cells of different ones are not "
             "divided."
         )
-    for place, facts in enumerate(groups):
-        asked = _asked(study) if place == len(groups) - 1 else ()
-        yield Facts((*((name, value) for name, value in facts.items() if value), *asked))
-    if not groups:
-        yield Facts(tuple(_asked(study)))
+    told = [tuple((name, value) for name, value in facts.items() if value) for facts in groups]
+    last = (*(told.pop() if told else ()), *_asked(study))
+    yield Folded("Devices, versions and settings", (*map(Facts, told), Facts(last)))
     remarks = tuple(_remarks(study))
     yield (
         Bullets(remarks, "plain") if remarks else Paragraph("No run warned, and none was disturbed.", "plain")

@@ -48,7 +48,7 @@ def running_section(study: StudyFigures) -> Section | None:
 def outcomes_section(study: StudyFigures) -> Section:
     groups = [*_without_figure(study), *_skipped(study)]
     every = "" if study.complete else "every planned cell has a figure, and "
-    found: Block = Paragraph(f"Nothing is missing: {every}no run failed.", "plain")
+    found: Block = Paragraph(f"nothing is missing: {every}no run failed", "absent")
     if groups:
         columns: list[Column[_Group]] = [
             words("what", lambda row: row[0]),

@@ -18,7 +18,7 @@ from reports.analysis.figures import CellFigures
 from reports.analysis.stragglers import FALSE_ALARM, SLOW_ABOVE, Stragglers, stragglers
 from reports.analysis.study import StudyFigures
 from reports.page.looks import cell_label
-from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Paragraph, Section, safe
+from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Section, absent, safe
 from reports.table import Column, figures, table, words
 from reports.text import NOTHING, count, listed, percent
 from results.grouping import grouped
@@ -34,6 +34,8 @@ def ranks_section(study: StudyFigures) -> Section | None:
     cells = [(one, found) for one in study.cells.values() if (found := stragglers(one)) is not None]
     if not cells:
         return None
+    if not any(found.persistent for _, found in cells):
+        return absent("ranks", "Slow ranks", f"none in any of {count(len(cells), 'cell')}", _DEFINITIONS)
     return Section(
         anchor="ranks", title="Slow ranks", blocks=tuple(_blocks(study, cells)), definitions=_DEFINITIONS
     )
@@ -41,9 +43,6 @@ def ranks_section(study: StudyFigures) -> Section | None:
 
 def _blocks(study: StudyFigures, cells: Sequence[Found]) -> Iterator[Block]:
     slow = sorted((pair for pair in cells if pair[1].persistent), key=lambda pair: -pair[1].ranks)
-    if not slow:
-        yield Paragraph(f"No rank is persistently slow in any of {count(len(cells), 'cell')}.")
-        return
     # For each set of slow hosts (or ranks of a size): the finding of one cell, and the others like it.
     groups = grouped((pair[1].slow_places, pair) for pair in slow)
     sentences = []

@@ -12,7 +12,7 @@ from reports.analysis.study import StudyFigures
 from reports.page.chart import drawn
 from reports.page.description import Chart, Line, Point, Rule, interval_point
 from reports.page.looks import ROW, Looks, WorkCurves, line_of, looks, works
-from reports.page.section import Block, Bullets, Drawing, Drawings, Paragraph, Section
+from reports.page.section import Block, Bullets, Drawing, Drawings, Paragraph, Section, absent
 from reports.text import devices, duration, listed, metric
 from results.cell import BASELINE_STRATEGY
 from results.statistics import Metric
@@ -49,7 +49,8 @@ def curves_section(study: StudyFigures) -> Section | None:
     if reasons:
         blocks.append(Bullets(reasons, "plain"))
     if not blocks:
-        return None
+        few = "not available: a curve needs three sizes with a figure"
+        return absent("curves", "Weak and strong curves", few) if study.cells else None
     return Section(anchor="curves", title="Weak and strong curves", blocks=tuple(blocks))
 
 

@@ -6,16 +6,14 @@ and how sure that is. A drawing of the first row follows, with the records of wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from textwrap import shorten
 
 from markupsafe import Markup
 
 from reports.analysis.assumptions import study_day
 from reports.analysis.budget import RESIDUAL_ABOVE
 from reports.analysis.cost import CellCost, cell_costs
-from reports.analysis.figures import CellFigures
 from reports.analysis.knee import PAYS_FROM, SURE_FROM
 from reports.analysis.scaling import Named, Piece, name, piece_of
 from reports.analysis.series import told_settings
@@ -34,6 +32,7 @@ from reports.page.section import (
     Bullets,
     Command,
     Definition,
+    Folded,
     Paragraph,
     Points,
     Row,
@@ -56,10 +55,8 @@ from reports.text import (
     percent,
     whole_percent,
 )
-from results.cell import Cell, label
-from results.notation import NO_LINK
+from results.cell import label
 from results.statistics import FEWEST_FOR_INTERVAL, Metric
-from results.version import VERSION
 
 NOTHING_SUCCEEDED = Markup(
     "Nothing succeeded: no cell of this study has a figure. The reasons are under "
@@ -81,10 +78,6 @@ class _Shown:
     lead: Named | None
     """The size to buy, or the best at the largest size measured."""
     cost: CellCost | None
-
-    @property
-    def cell(self) -> CellFigures | None:
-        return self.lead[1].figures if self.lead else None
 
     @property
     def work(self) -> str:
@@ -109,12 +102,11 @@ def _blocks(study: StudyFigures, rows: Sequence[_Shown], found: StudyVerdict) ->
     for entry in study.review.entries:
         if entry.what == "noted":
             yield Paragraph(f"Note by {entry.author}, {moment(entry.at)}: {entry.why}", "plain")
-    answers = [(one.workload, one.answer) for one in found.workloads if one.answer]
-    for workload, text in answers[:_MOST_TOLD]:
-        first, _, others = text.removesuffix(".").partition("; ")
-        yield Paragraph(f"{workload}: {first}." if len(answers) > 1 else f"{first}.", "finding")
-        if others:
-            yield Paragraph(f"{capital(others)}.", "plain")
+    for one in [one for one in found.workloads if one.answer][:_MOST_TOLD]:
+        lead = f"{one.workload}: " if len(found.workloads) > 1 else ""
+        yield Paragraph(f"{lead}{one.answer}", "finding")
+        if one.beside:
+            yield Paragraph(one.beside, "plain")
     if not rows:
         yield Paragraph(NOTHING_SUCCEEDED, "none")
     else:
@@ -135,7 +127,7 @@ def _growth(study: StudyFigures, first: _Shown, found: StudyVerdict) -> Beside:
     """The drawing of the first row with the records of where growing stops to pay, and all sentences."""
     several = len(found.workloads) > 1
     points = [
-        (capital(f"{one.workload}, {record.what}" if several else record.what), capital(f"{record.told}."))
+        (f"{one.workload}, {record.what}" if several else capital(record.what), f"{record.short}.")
         for one in found.workloads
         for record in one.records
         if record.growth
@@ -151,7 +143,11 @@ def _growth(study: StudyFigures, first: _Shown, found: StudyVerdict) -> Beside:
         "first", curves, looks(study.curves), study.devices_word, chosen=chosen, first=True
     )
     title = f"{first.bought.workload}, {first.work}" if drawing else ""
-    return Beside(drawing, title, (Points(tuple(points[:_MOST_POINTS])), Bullets(sentences, "folded")))
+    return Beside(
+        drawing,
+        title,
+        (Points(tuple(points[:_MOST_POINTS])), Folded("The whole verdict", (Bullets(sentences),))),
+    )
 
 
 def _questions(*, epochs: bool) -> tuple[tuple[str, str], ...]:
@@ -200,20 +196,16 @@ def _efficiency(one: _Shown) -> Told:
 
 
 def _work_done(one: _Shown) -> Told:
-    """The time and the cost of an epoch or, if the number of its samples is not known, of a million
-    samples."""
+    """The time and the cost of an epoch, or of a million samples."""
     cost = one.cost
     if cost is None:
         return Told(figure="unknown", lines=("no measured cell",))
-    time, usd = cost.epoch_ns, cost.usd_per_epoch
-    if time is None:
-        time, usd = cost.million_samples_ns, cost.usd_per_million_samples
-    price = metric(usd) if usd else None
-    ends = [] if time.low is None or time.high is None else [f"{_time(time.low)} to {_time(time.high)}"]
-    ends += [f"{price.ends} USD"] if price and price.ends else []
+    time, usd, _ = cost.basis
+    ends = [] if time.low is None or time.high is None else [f"{duration(time.low)} to {duration(time.high)}"]
+    ends += [f"{metric(usd).ends} USD"] if usd and metric(usd).ends else []
     samples = f"{cost.epoch_samples:,}" if cost.epoch_ns else "a million"
     on = "" if one.bought.choice else f", {label(cost.cell)} on {cost.cell.gpus:,}"
-    took = f"{_time(time.value)}{f', {price.value}' if price else ''}"
+    took = f"{duration(time.value)}{f', {metric(usd).value}' if usd else ''}"
     return _told(one, time, took, (*([", ".join(ends)] if ends else []), f"{samples} samples{on}"))
 
 
@@ -221,7 +213,7 @@ def _told(one: _Shown, figure: Metric, text: str, lines: Sequence[str]) -> Told:
     """A figure with its lines; if its interval is wider than it, what to do instead of the figure."""
     if figure.tells:
         return Told(figure=text, lines=tuple(lines))
-    runs = one.cell.runs if one.cell else ()
+    runs = one.lead[1].figures.runs if one.lead else ()
     disturbed = sum(run.disturbed for run in runs)
     why = "the runs are too far apart: run more"
     if disturbed:
@@ -229,61 +221,33 @@ def _told(one: _Shown, figure: Metric, text: str, lines: Sequence[str]) -> Told:
     return Told(figure="cannot be told", lines=(why, *lines))
 
 
-def _time(ns: float) -> str:
-    """`21.2 h`, and below an hour as a duration."""
-    return f"{number(ns / 3.6e12)} h" if ns >= 3.6e12 else duration(ns)
-
-
 def _beside_the_answers(study: StudyFigures, rows: Sequence[_Shown]) -> Iterator[str]:
     """Say what was asked and ran, and what the answers rest on."""
-    cells = [pool.cell for pool in study.pools.values()]
-    yield (
-        f"{_asked(study, cells)}; {count(max(pool.planned for pool in study.pools.values()), 'run')} each."
-        if cells
-        else "Nothing was planned."
-    )
-    page = f"page by bench {VERSION}"
-    if study.commands:
-        page += f"; asked by {shorten(study.commands[0], 60, placeholder=' ...', break_on_hyphens=False)}"
-    yield f"{capital(_ran(study, cells))}; {page}."
+    pools = study.pools.values()
+    if pools:
+        cells, sizes = [pool.cell for pool in pools], sorted({pool.cell.gpus for pool in pools})
+        span = " to ".join(dict.fromkeys((f"{sizes[0]:,}", f"{sizes[-1]:,}")))
+        keys = [curve.key for curve in study.curves]
+        scalings = dict.fromkeys(f"{key.kind} (batch {key.constant_batch:,})" for key in keys)
+        yield (
+            f"{_all(cell.workload for cell in cells)} on {span} {study.devices_word}, {_all(scalings)}, by "
+            f"{_all(key.label for key in keys)}: {count(len(cells), 'cell')} of "
+            f"{count(max(pool.planned for pool in pools), 'run')}."
+        )
+        devices = [run.environment.device_name for run in study.runs if run.environment is not None]
+        days = sorted({run.started_at[:10] for run in study.runs if run.started_at})
+        ran = f"ran {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else "nothing ran"
+        data = (f"{cell.precision}, {cell.dataset} data" for cell in cells)
+        yield f"{', '.join(dict.fromkeys((*devices, *data, *told_settings(study.plans), ran)))}."
     if any(one.bought.choice for one in rows):
         yield f"Size to buy: {rows[0].bought.goal}."
     yield from dict.fromkeys(f"{capital(_price(study, one.cost))}." for one in rows if one.cost)
     if further := [f"{one.bought.workload} {one.work}: {one.bought.text}" for one in rows[_MOST_ROWS:]]:
-        yield f"Further: {listed(further, most=6)}."
+        yield f"Further: {_all(further)}."
 
 
-def _asked(study: StudyFigures, cells: Sequence[Cell]) -> str:
-    """`gpt2-small on 1 to 256 GPUs, weak (8 samples a replica) and strong (...), by single and ddp; 85
-    cells`."""
-    sizes, scalings = sorted({cell.gpus for cell in cells}), []
-    for kind, of in (("weak", "a replica"), ("strong", "in all")):
-        batches = sorted({curve.key.constant_batch for curve in study.curves if curve.key.kind == kind})
-        if batches:
-            scalings.append(f"{kind} ({listed([f'{batch:,}' for batch in batches])} samples {of})")
-    span = f"{sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f"{sizes[0]:,}"
-    links = [link for link in dict.fromkeys(cell.link for cell in cells) if link != NO_LINK]
-    return (
-        f"{listed(list(dict.fromkeys(cell.workload for cell in cells)), most=6)} on {span} "
-        f"{study.devices_word}, {' and '.join(scalings) or 'as planned'}, by "
-        f"{listed(list(dict.fromkeys(map(label, cells))), most=12)}"
-        f"{f' over {listed(links)} links' if links else ''}; {count(len(cells), 'cell')}"
-    )
-
-
-def _ran(study: StudyFigures, cells: Sequence[Cell]) -> str:
-    """Device, backend, arithmetic, data, settings that are not the default, seed and days of the runs."""
-    devices = [run.environment.device_name for run in study.runs if run.environment is not None]
-    days = sorted({run.started_at[:10] for run in study.runs if run.started_at})
-    facts = [
-        devices,
-        *([str(getattr(cell, field)) for cell in cells] for field in ("backend", "precision")),
-        [f"{cell.dataset} data" for cell in cells],
-        told_settings(study.plans),
-        [f"seed {cell.seed}" for cell in cells],
-        [f"ran {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else "nothing ran"],
-    ]
-    return ", ".join(part for those in facts for part in dict.fromkeys(those))
+def _all(texts: Iterable[str]) -> str:
+    return listed(list(dict.fromkeys(texts)), most=12)
 
 
 def _price(study: StudyFigures, cost: CellCost) -> str:
@@ -300,13 +264,8 @@ def _price(study: StudyFigures, cost: CellCost) -> str:
 def _slow_tile(study: StudyFigures) -> Iterator[Tile]:
     """Name what is slow, by the name of its host, if anything is."""
     for _, ranks in slow_cells(study.cells.values())[:1]:
-        yield Tile(
-            title="Slow",
-            figure=ranks.slow_names,
-            lines=(f"{ranks.clause}.",),
-            anchor="method-slow-rank",
-            alarm=True,
-        )
+        told, anchor = (f"{ranks.clause}.",), "method-slow-rank"
+        yield Tile(title="Slow", figure=ranks.slow_names, lines=told, anchor=anchor, alarm=True)
 
 
 def _trust_tile(study: StudyFigures) -> Tile:
@@ -316,17 +275,17 @@ def _trust_tile(study: StudyFigures) -> Tile:
     skipped = sum(len(group.gpus) for group in study.skipped)
     slow = "" if slow_cells(study.cells.values()) else "; slow hosts or ranks: none"
     figure, _, missing = study.cells_text.partition("; ")
+    lines = (
+        f"{study.run_counts.text}; code with local changes: {dirty:,}",
+        f"training checked: {proven:,} of {len(study.cells):,}; planned not to run: {skipped:,}{slow}",
+        capital(missing) if missing else "",
+        f"why: {study.logs_call(failed[0].cell.id)}" if failed else "",
+        study.review_text,
+    )
     return Tile(
         title="Trust",
         figure=capital(figure),
-        lines=(
-            f"{study.run_counts.text}; code with local changes: {dirty:,}",
-            f"training checked: {proven:,} of {len(study.cells):,}{slow}",
-            *([capital(missing)] if missing else []),
-            *([f"planned not to run: {skipped:,}"] if skipped else []),
-            *([f"why: {study.logs_call(failed[0].cell.id)}"] if failed else []),
-            *([study.review_text] if study.review_text else []),
-        ),
+        lines=tuple(filter(None, lines)),
         anchor="method-proof",
         alarm=proven < len(study.pools) or bool(study.run_counts.disturbed or dirty),
     )
@@ -340,29 +299,27 @@ _DEFINITIONS = (
             "Chosen from measured, proven cells that train as plain data parallelism does; by default the "
             "knee: growing from n to m devices pays while each added one brings at least {pays} of what each "
             "brought before, <code>(X(m) / X(n) - 1) / (m / n - 1)</code> with X in samples a second. Best "
-            "estimates decide; the odds of other sizes come from resamples of the runs. <code>bench report "
-            "--goal</code> chooses by throughput, cost, time or efficiency. Ranks on a CPU and emulated "
-            "sizes are not recommended."
+            "estimates decide; the odds come from resamples of the runs. <code>bench report --goal</code> "
+            "chooses by throughput, cost, time or efficiency. Ranks on a CPU are not recommended."
         ).format(pays=percent(PAYS_FROM)),
     ),
     Definition(
         "method-confidence",
         "Confidence",
-        f"Low: fewer than {whole_percent(LIKELY_FROM)} of resamples of the runs name the size, or a size has "
-        f"one run. Medium: fewer than {whole_percent(SURE_FROM)} do, a deciding size has fewer than "
-        f"{FEWEST_FOR_INTERVAL} runs that count, a size between it and a measured neighbour failed, or the "
-        "choice rests on disturbed runs or on code with local changes. High: none of these.",
+        f"Low: fewer than {whole_percent(LIKELY_FROM)} of resamples name the size, it may lie where sizes "
+        f"have no figure, or one has one run. Medium: fewer than {whole_percent(SURE_FROM)} do, a deciding "
+        f"size has fewer than {FEWEST_FOR_INTERVAL} runs, or the choice rests on disturbed runs or on code "
+        "with local changes. High: none of these.",
     ),
     Definition(
         "method-verdict",
-        "Lost",
+        "Time lost",
         Markup(
-            "<code>step time - C(n0) (W(n) / n) / (W(n0) / n0)</code>, with C the compute of the "
-            "baseline's budget and W the samples of a step, at the first size beyond the knee, else at the "
-            "largest. No part is named for a loss below {little} of a step, or where the parts miss the "
-            "step by more than {rest} of it and by more than half of the part to be named. Only one part is "
-            "named if it is the largest in every run, by a one-sided Student's t at 95 %; if not, all parts "
-            "that may be the largest are named."
+            "<code>step time - C(n0) (W(n) / n) / (W(n0) / n0)</code>, with C the compute of the baseline "
+            "and W the samples of a step, at the first size beyond the knee, else at the largest. No part is "
+            "named for less than {little} of a step, or where the parts miss the step by more than {rest} of "
+            "it and by more than half of that part; only one, if it is the largest in every run, by a "
+            "one-sided Student's t at 95 %."
         ).format(little=percent(LITTLE), rest=percent(RESIDUAL_ABOVE)),
     ),
 )
