@@ -62,7 +62,8 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
     launch = LAUNCH.read(launch_path)
     if code_hash(checkout()) != launch.code.code_hash:
         raise MachineError(
-            "the code of bench was edited after this launch was planned: run the same command again"
+            f"the code of bench on {platform.node()} is not what this launch was planned with: run the same "
+            f"command again"
         )
     study = Study(launch_path.parents[2])
     require_planned_packages(launch.code, [study.cell(slot.cell_id) for slot in launch.slots], launch.order)

@@ -1,21 +1,28 @@
-"""The verdict of a preflight from records of ranks, and the order of its all-reduces."""
+"""The verdict of a preflight from records of ranks, the order of its all-reduces, and its files."""
 
 from __future__ import annotations
 
 from itertools import chain, combinations
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from builders import a_cell, an_environment
+from golden_laws import GoldenLaws
 
 from harness.features.preflight.order import MOST_ROUNDS, rounds_of_pairs
-from harness.features.preflight.verdict import Examined, Reduced, judge
+from harness.features.preflight.verdict import PREFLIGHT, Examined, Reduced, judge
 from results.record import RankRecord
 
 NAMES = ("n1", "n2", "n3", "n4")
 PAIRS = list(combinations(range(4), 2))
 MS = 1_000_000
+
+
+class TestGolden(GoldenLaws):
+    golden = Path(__file__).with_name("golden")
+    schemas = (PREFLIGHT,)
 
 
 @pytest.fixture
