@@ -9,7 +9,7 @@ FEATURE = Feature(
             name="preflight",
             cells="nodes to examine",
             work=f"{_HERE}.worker.examine:examine",
-            conduct=f"{_HERE}.order:PreflightConduct",
+            conduct=f"{_HERE}.call:PreflightConduct",
             sections=("running", "preflight", "outcomes"),
             has_steps=False,
         ),

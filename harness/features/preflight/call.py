@@ -9,6 +9,7 @@ import msgspec
 
 from harness.features.preflight.section import node_names, node_table
 from harness.features.preflight.verdict import PREFLIGHT, PREFLIGHT_FILE, Verdict, judge
+from harness.launch.conduct import Conduct
 from harness.launch.machine import Machine
 from harness.launchers.jobs import job_statuses
 from harness.launchers.launcher import MatrixCall
@@ -17,6 +18,7 @@ from harness.matrix import Matrix, run_options
 from harness.plan.launchers import DEFAULT
 from harness.plan.study_file import StudyFile
 from harness.terminal.console import Console
+from reports.text import devices
 from results import files
 from results.cell import BASELINE_STRATEGY, REFERENCE_STRATEGY
 from results.errors import SchedulerError, UsageError, bench_call
@@ -53,6 +55,14 @@ def preflight(nodes: int, slow_below: float, given: StudyFile) -> int:
     cell = {"workload": "mlp", "strategy": strategy, "batch_size": "1", "repeats": 1}
     options = msgspec.structs.replace(options, gpus=str(nodes * each), **cell, **place)
     return Preflight(options, slow_below).run(report=False)
+
+
+class PreflightConduct(Conduct):
+    """Examines all nodes once, by products for the budget of its cell."""
+
+    def header(self, study: Study, left: int) -> list[str]:
+        size = devices(max(self.plan.request.gpus), self.plan.request.device)
+        return [f"preflight of {size} in {study.root}: products, then all-reduces over groups of nodes"]
 
 
 class Preflight(Matrix):

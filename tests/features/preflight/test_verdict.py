@@ -11,8 +11,8 @@ import pytest
 from builders import a_cell, an_environment
 from golden_laws import GoldenLaws
 
-from harness.features.preflight.order import MOST_ROUNDS, rounds_of_pairs
 from harness.features.preflight.verdict import PREFLIGHT, Examined, Reduced, judge
+from harness.features.preflight.worker.examine import MOST_ROUNDS, rounds_of_pairs
 from results.record import RankRecord
 
 NAMES = ("n1", "n2", "n3", "n4")

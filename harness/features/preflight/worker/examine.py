@@ -16,7 +16,6 @@ import msgspec
 import psutil
 import torch
 
-from harness.features.preflight.order import rounds_of_pairs
 from harness.features.preflight.verdict import Examined, Reduced
 from harness.machine.device import Gpu, gpu_warnings, read_fact, visible_gpus
 from harness.worker.exchange.group import ExchangeGroup
@@ -31,6 +30,8 @@ SLICE = MappingProxyType({"cpu": (0.2, 1), "cuda": (1.0, 20)})
 """Seconds between two barriers, and products that are queued before the rank waits for its device."""
 PAYLOAD_BYTES = MappingProxyType({"cpu": 2**23, "cuda": 2**28})
 FEWEST_SLICES, SAMPLES = 6, 5
+MOST_ROUNDS = 7
+"""Rounds of pairs: of up to eight nodes each meets each other, of more each meets a few."""
 _KERNEL = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -130,3 +131,13 @@ def rounds_of(placement: Placement) -> Iterator[tuple[list[tuple[int, ...]], lis
         parts = [[node * each + rank for node in group for rank in range(each)] for group in groups]
         others = {*range(placement.gpus)}.difference(*parts)
         yield groups, [*parts, *filter(None, [sorted(others)])]
+
+
+def rounds_of_pairs(nodes: int) -> list[list[tuple[int, ...]]]:
+    """Rounds of disjoint pairs of nodes, by the circle method of tournaments: no pair meets twice."""
+    places, rounds = [*range(nodes), *([-1] * (nodes % 2))], []
+    for _ in range(min(len(places) - 1, MOST_ROUNDS)):
+        met = zip(places, reversed(places[len(places) // 2 :]), strict=False)
+        rounds.append([tuple(sorted(pair)) for pair in met if -1 not in pair])
+        places = [places[0], places[-1], *places[1:-1]]
+    return rounds
