@@ -133,7 +133,7 @@ def _more_runs(study: StudyFigures, piece: Piece, curve: Curve, picked: Picked) 
     """More runs of the cells that decide the choice, if they are few or leave it open."""
     deciding = {one.cell.id: one for one in (picked.candidate.figures, *picked.deciding)}
     fewest = min(len(one.runs) for one in deciding.values())
-    if fewest >= FEWEST_FOR_INTERVAL and not picked.open:
+    if not picked.has_few(fewest) and not picked.open:
         return None
     enough = FEWEST_FOR_INTERVAL if fewest < FEWEST_FOR_INTERVAL else 2 * fewest
     few = {key: one for key, one in deciding.items() if len(one.runs) < enough}

@@ -73,6 +73,10 @@ class Picked:
     """The curve of that knee."""
     or_more: bool = False
 
+    def has_few(self, runs: int) -> bool:
+        """Whether the choice rests on too few `runs` a size. By rounds its odds count them already."""
+        return runs < FEWEST_FOR_INTERVAL and not self.candidate.figures.pool.by_rounds
+
 
 def candidates_of(piece: Piece, costs: dict[str, CellCost]) -> tuple[list[Candidate], tuple[str, ...]]:
     """The points that may be bought, once each, and those that may not, with the reason."""
@@ -489,7 +493,7 @@ def _rests_on(candidates: Sequence[Candidate], picked: Picked) -> RestsOn:
 
 
 def _doubts(picked: Picked, rests_on: RestsOn, study: StudyFigures, between: str | None) -> tuple[str, ...]:
-    few = rests_on.fewest_runs < FEWEST_FOR_INTERVAL
+    few = picked.has_few(rests_on.fewest_runs)
     disturbed, runs = rests_on.disturbed, rests_on.runs
     if picked.knee is not None:
         deciding = [study.cells[cell_id] for cell_id in rests_on.deciding]

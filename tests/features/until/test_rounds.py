@@ -16,6 +16,7 @@ from harness.launch.tally import Conditions, Tally, study_tally
 from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile
 from harness.terminal.console import QuietConsole
+from reports.analysis.size_to_buy import sizes_to_buy
 from reports.analysis.study import analyse
 from reports.page.render import render_figures
 from results.errors import UsageError
@@ -93,6 +94,8 @@ def test_a_study_stops_at_its_knee_and_leaves_larger_sizes_out(cluster) -> None:
     assert figures.failures == ()
     (curve,) = [one for one in figures.curves if one.key.strategy == "ddp"]
     assert [(gap.gpus, gap.skipped) for gap in curve.gaps] == [(16, True)]
+    (size,) = [one for one in sizes_to_buy(figures) if one.choice]
+    assert (size.choice.gpus, size.confidence) == (4, "high"), "the odds count the runs already"
     page = render_figures(figures)
     assert 'id="growth"' in page
     assert "adaptive" in page
