@@ -11,6 +11,7 @@ from harness.jobs.job_status import JobStatus
 from harness.launch.conduct import conduct_of
 from harness.launch.follow import LaunchState
 from harness.launch.tally import Conditions, Tally, tally
+from reports.analysis.scaling import NOT_REACHED
 from results.grouping import grouped
 from results.launch import rank_log_path
 from results.outcome import Outcome
@@ -54,7 +55,9 @@ def progress(
         runs, job = found.get(cell, []), in_hand.get(cell)
         ok, repeats = so_far.ok_runs.get(cell, 0), so_far.plan.wanted(cell)
         state: CellState = "failed" if cell in so_far.closed else "to do"
-        if ok >= repeats:
+        if repeats == 0:
+            state = "skipped"
+        elif ok >= repeats:
             state = "done"
         elif cell in running:
             state = "running"
@@ -65,6 +68,8 @@ def progress(
         others = so_far.closed[cell] if cell in so_far.inferred else _others(runs, so_far)
         if not others and job is not None and job.is_running and cell not in running:
             others = f"job {job.job.job_id} runs and has not reached it"
+        if state == "skipped" and not others:
+            others = NOT_REACHED
         if not others:
             others = next(filter(None, map(_why_unproven, reversed(runs))), "")
         rows.append(CellProgress(cell=cell, state=state, ok=ok, planned=repeats, others=others))
