@@ -46,9 +46,8 @@ class Deadline:
 class Pace:
     """Shows the progress of a campaign that measures, launch after launch.
 
-    It times the parts of runs as it sees them begin. A part of a cell is taken to last as long as it did
-    before in this campaign, and otherwise as long as estimated, times what the same part of other cells took
-    against its estimate, or all parts if it has not been seen.
+    It times the parts of runs as it sees them begin. A part of a cell is taken to last as long as before in
+    this campaign, else as long as estimated, times the ratio of this part, or of all, in other cells.
     """
 
     def __init__(
@@ -75,9 +74,9 @@ class Pace:
         self._took: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
         """The seconds of each part that has ended, by cell and part."""
         self._ratios: defaultdict[str, list[float]] = defaultdict(list)
-        """Seconds over the estimate, by part."""
+        """The seconds of parts over their estimates, by part."""
         self._expected: tuple[float, float] | None = None
-        """Seconds of the part under way, and of all after it; None when either has changed."""
+        """Seconds of the part under way, and of all after it, kept because ranks need the cores."""
 
     def report(self, state: LaunchState) -> None:
         """Show the progress of the current launch."""
@@ -122,7 +121,6 @@ class Pace:
 
     def left_s(self) -> float:
         """Seconds of the parts that are left of all runs, and of the starts of launches."""
-        # Asked ten times a second, next to ranks that measure.
         self._expected = self._expected or self._expect()
         now_s, rest_s = self._expected
         left = max(0.0, now_s - (self._clock() - self._since)) + rest_s

@@ -187,10 +187,8 @@ class Stopwatch:
         return self._control.largest([change])[0] <= FLAT_WITHIN
 
     def measure(self, policy: StepPolicy, *, quads: int = 0) -> Measured:
-        """Time blocks until the within-run interval is narrow enough, or the budget or the blocks run out.
-
-        The blocks leave room in the budget for the fewest of the `quads` that follow.
-        """
+        """Time blocks until the within-run interval is narrow enough, the blocks run out, or the budget has
+        room only for the fewest of the `quads` that follow."""
         kept = 4 * min(quads, FEWEST_QUADS)
         columns = StepColumns()
         steps = self._block_steps(policy)
