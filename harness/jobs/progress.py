@@ -68,10 +68,9 @@ def progress(
         others = so_far.closed[cell] if cell in so_far.inferred else _others(runs, so_far)
         if not others and job is not None and job.is_running and cell not in running:
             others = f"job {job.job.job_id} runs and has not reached it"
-        if state == "skipped" and not others:
-            others = NOT_REACHED
         if not others:
-            others = next(filter(None, map(_why_unproven, reversed(runs))), "")
+            unreached = NOT_REACHED if repeats == 0 else ""
+            others = unreached or next(filter(None, map(_why_unproven, reversed(runs))), "")
         rows.append(CellProgress(cell=cell, state=state, ok=ok, planned=repeats, others=others))
     return rows
 
