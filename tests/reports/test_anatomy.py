@@ -146,7 +146,7 @@ def test_a_bar_of_an_emulated_cell_says_so(planted) -> None:
     assert ">ddp on 4, emulated<" in svg
 
 
-WHOLE = 630 - 176 - 122
+WHOLE = 630 - 170 - 116
 """The width of the longest bar."""
 
 
@@ -172,7 +172,7 @@ def test_what_a_part_gains_is_taken_from_the_ideal(planted) -> None:
     assert colour == "green"
     assert "exposed transfer -1.00 ms" in str(drawing.svg)
     # The mark is at the ideal of 10 ms, where the step ends.
-    assert f'd="M{176 + WHOLE:.1f} ' in str(drawing.svg)
+    assert f'd="M{170 + WHOLE:.1f} ' in str(drawing.svg)
 
 
 def test_the_largest_piece_of_a_bar_is_the_part_that_the_verdict_names() -> None:

@@ -109,7 +109,7 @@ DEFINITIONS = (
 
 _COLOURS = dict(zip(PARTS, ("green", "blue", "vermillion", "orange", "purple", "muted"), strict=True))
 _IDEAL, _IDEAL_COLOUR = "ideal step", "rule"
-_WIDTH, _LEFT, _RIGHT, _ROW, _LINE, _FOOT = 630.0, 176.0, 122.0, 14.0, 16.0, 22.0
+_WIDTH, _LEFT, _RIGHT, _ROW, _LINE, _FOOT = 630.0, 170.0, 116.0, 12.5, 15.0, 20.0
 """The width of a drawing, the room for names and for `263 ms, 23.4 % lost`, the heights of a bar, a line of
 the legend and the foot."""
 _MOST_BARS, _SMALL = 60, 0.01
@@ -173,7 +173,7 @@ def _legend(names: Mapping[str, str]) -> tuple[list[str], float]:
     """The names with their colours, in as many lines as they need, and where the bars begin."""
     parts, x, y = [], 0.0, 4.0
     for name, colour in names.items():
-        width = 28 + 6.4 * len(name)
+        width = 24 + 5.9 * len(name)
         if x + width > _WIDTH:
             x, y = 0.0, y + _LINE
         parts.append(
@@ -196,7 +196,7 @@ def _bar(short: str, label: str, loss: Lost, top: float, per: float) -> Iterator
     yield (
         f'<a class="point" href="#{safe(ROW + loss.budget.cell.id)}" '
         f'aria-label="{safe(f"{short} {length}: {_IDEAL} {duration(loss.ideal_ns)}, {said}{full}")}">'
-        f'<text x="{_LEFT - 7:.0f}" y="{top + 10.5:.1f}" text-anchor="end">{safe(short)}</text>'
+        f'<text x="{_LEFT - 7:.0f}" y="{top + 9.8:.1f}" text-anchor="end">{safe(short)}</text>'
     )
     x = _LEFT
     for colour, ns in pieces:
@@ -209,5 +209,5 @@ def _bar(short: str, label: str, loss: Lost, top: float, per: float) -> Iterator
     mark = _LEFT + loss.ideal_ns * per
     yield (
         f'<path d="M{mark:.1f} {top:.1f}v{_ROW - 0.5:.1f}" style="stroke: var(--ink)"/>'
-        f' <text x="{x + 5:.1f}" y="{top + 10.5:.1f}">{length}</text></a>\n'
+        f' <text x="{x + 5:.1f}" y="{top + 9.8:.1f}">{length}</text></a>\n'
     )
