@@ -312,8 +312,6 @@ class Purchase:
     throughput: Metric
     efficiency: Metric | None
     """None for the baseline itself, and where none is claimed."""
-    shown_efficiency: Metric | None
-    """The efficiency at `shown_to` with the same strategy; None if `efficiency` is None."""
     against: str | None
     """The baseline of the efficiency: `single on 1`."""
     proven: bool
@@ -423,7 +421,7 @@ def _size_to_buy(
         scaling=kind,
         batch=piece.curves[0].key.constant_batch,
         goal=goal.text,
-        choice=_choice(found, candidates, between) if found else None,
+        choice=_choice(found, between) if found else None,
         absent=picked if isinstance(picked, str) else None,
         why=found.why if found else None,
         confidence=_confidence(found, rests_on, doubts, between) if found and rests_on else None,
@@ -449,15 +447,9 @@ def _why_none(piece: Piece, candidates: Sequence[Candidate]) -> str | None:
     return ONE_LEFT if len({one.gpus for one in candidates}) < 2 else None
 
 
-def _choice(picked: Picked, candidates: Sequence[Candidate], between: str | None) -> Purchase:
+def _choice(picked: Picked, between: str | None) -> Purchase:
     one, claim = picked.candidate, picked.candidate.efficiency
     claimed = None if claim.is_baseline else claim
-    shown_to = picked.knee.shown_to if picked.knee else None
-    smaller = [
-        other.efficiency.metric
-        for other in candidates
-        if (other.strategy, other.gpus) == (one.strategy, shown_to) and not other.efficiency.is_baseline
-    ]
     return Purchase(
         cell_id=one.figures.cell.id,
         strategy=one.strategy,
@@ -465,12 +457,11 @@ def _choice(picked: Picked, candidates: Sequence[Candidate], between: str | None
         device=one.figures.cell.device,
         odds=picked.knee.odds if picked.knee else None,
         instead=picked.knee.instead if picked.knee else {},
-        shown_to=shown_to,
+        shown_to=picked.knee.shown_to if picked.knee else None,
         or_more=picked.or_more,
         between=between,
         throughput=one.figures.throughput,
         efficiency=claimed.metric if claimed else None,
-        shown_efficiency=smaller[0] if claimed and smaller else None,
         against=claimed.baseline.short if claimed and claimed.baseline else None,
         proven=one.figures.proven,
         epoch_ns=one.cost.epoch_ns,

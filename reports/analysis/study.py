@@ -27,7 +27,7 @@ from reports.analysis.outcomes import (
 from reports.analysis.pooling import LeftOut, Pool, pool
 from reports.analysis.scaling import Curve, curves
 from reports.analysis.series import SeriesSetting, merged_series, setting_labels, standing_skips
-from reports.text import count, devices_word, moment
+from reports.text import capital, count, devices_word, moment
 from results.errors import bench_call
 from results.features import MEASURED, Kind
 from results.grouping import grouped
@@ -260,15 +260,7 @@ def analyse(
 
 
 def summary(study: StudyFigures) -> str:
-    """`Scaling of distributed training. 6 cells planned, ... Planned 2026-01-02 03:04 UTC`."""
-    skipped = sum(len(group.gpus) for group in study.skipped)
-    counts = [
-        f"{count(len(study.pools), 'cell')} planned",
-        f"{len(study.cells):,} with figures",
-        f"{len(study.failures):,} without",
-        f"{count(skipped, 'point')} skipped",
-        f"{count(len(study.runs), 'run')} counted",
-    ]
-    made = [plan for plan in study.plans if plan.round is None or plan.round.number == 1]
-    planned = ", ".join(moment(plan.created_at) for plan in made)
-    return f"Scaling of distributed training. {', '.join(counts)}. Planned {planned}."
+    """`Scaling of distributed training; cells with a figure: 5 of 6. ... Planned 2026-01-02 03:04 UTC.`"""
+    planned = ", ".join(moment(plan.created_at) for plan in study.plans)
+    counts = f"{study.cells_text}. {capital(study.run_counts.text)}"
+    return f"Scaling of distributed training; {counts}. Planned {planned}."

@@ -127,7 +127,7 @@ def test_a_value_without_a_json_number_is_null(small) -> None:
 def test_markdown_has_the_verdict_the_headline_and_the_environment(studies) -> None:
     page = export_text(studies[:1], "markdown")
     assert page.startswith(
-        "# one\n\nScaling of distributed training. 6 cells planned, 5 with figures, 1 without"
+        "# one\n\nScaling of distributed training; cells with a figure: 5 of 6; without one: 1 "
     )
     for sentence in verdict(studies[0]).sentences:
         assert f"- {plain(sentence)}\n" in page
