@@ -1,8 +1,4 @@
-"""The communication of a cell: how much of a step it takes, and whether the network limits the step.
-
-The peak bandwidth of a study's networks is the bandwidth of plain all-reduces while nothing else runs, with
-its variation.
-"""
+"""The communication of a cell: how much of a step it takes, and whether the network limits the step."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ share."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PooledLinkPeak:
-    """Bus bandwidth of plain all-reduces on one network at one size, over the launches that measured it."""
+    """Bus bandwidth of plain all-reduces with nothing else running, on one network at one size."""
 
     bytes_per_s: float
     """The median over launches; the value of a launch is the best of a few all-reduces."""

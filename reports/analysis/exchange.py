@@ -1,7 +1,4 @@
-"""Gains and losses of each way to exchange gradients, compared with the dense exchange.
-
-For the same work and network: speed-up, bytes, loss, and the bandwidth at which an exchange breaks even.
-"""
+"""Speed-up, loss and break-even of each exchange of gradients against the dense one of the same work."""
 
 from __future__ import annotations
 
