@@ -502,10 +502,11 @@ class Matrix:
         )
         return 1
 
-    def _kept_plans(self, study: Study, made: Sequence[Plan]) -> list[Plan]:
-        """Add plans to the study, or return the plans of equal work that it has already."""
+    def _kept_plans(self, study: Study, made: Sequence[Plan] | None = None) -> list[Plan]:
+        """Add the plans of this call, or those of its round, to the study, or return the plans of equal work
+        that it has already."""
         plans: list[Plan] = []
-        for plan in made:
+        for plan in self._plans(study) if made is None else made:
             work = [getattr(plan, name) for name in _WORK]
             earlier = reversed(study.plans())
             kept = next((one for one in earlier if [getattr(one, name) for name in _WORK] == work), None)

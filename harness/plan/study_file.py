@@ -133,10 +133,7 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     until: Annotated[
         Text,
         COMMON,
-        option(
-            "grow by rounds from small sizes until the size to buy is certain: certain for odds of 0.95, or "
-            "the odds; repeats are then the least of a deciding size"
-        ),
+        option("grow from small sizes, by rounds, until the size to buy is certain, or has odds such as 0.9"),
     ] = None
     budget: Annotated[
         Duration, COMMON, option("time that a run measures for, its quads included: 20s, 2m [=20s]", ge=0)

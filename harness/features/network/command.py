@@ -13,7 +13,7 @@ _OF_STEPS = (
     *("workload", "strategy", "batch_size", "global_batch_size", "scaling", "baseline", "dataset"),
     *("precision", "accumulation", "optimizer", "clip_norm", "compile", "memory_format", "seed", "target"),
     *("activation_checkpointing", "selective_checkpointing", "memory_limit_mb", "keep_unfit", "require"),
-    *("warmup_steps", "block_steps", "quads", "prune", "compression", "collective", "jobs_per_cell"),
+    *("warmup_steps", "block_steps", "quads", "prune", "compression", "collective", "jobs_per_cell", "until"),
     *("report_job", "trace", "tensorboard", "rerun", "proof", "isolation"),
 )
 """Options of `bench matrix` about steps, which a measurement of the network lacks."""

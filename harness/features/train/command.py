@@ -19,7 +19,7 @@ from harness.features.train.order import (
 from workloads.shape import METRICS
 
 NOT_OF_TRAINING = (
-    *("budget", "target", "warmup_steps", "block_steps", "quads", "repeats", "baseline", "trace"),
+    *("budget", "target", "warmup_steps", "block_steps", "quads", "repeats", "until", "baseline", "trace"),
     *("isolation", "prune", "rerun", "report_job", "proof"),
 )
 """Options of a measurement, which training lacks."""

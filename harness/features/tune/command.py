@@ -11,7 +11,7 @@ from harness.cli.options import PlanCommand, plan_options
 
 _NOT_OF_A_TUNE = (
     *("scaling", "baseline", "selective_checkpointing", "isolation", "require", "rerun", "prune", "link"),
-    *("jobs_per_cell", "feed", "report_job", "kind", "trace", "tensorboard", "keep_unfit", "proof"),
+    *("jobs_per_cell", "feed", "report_job", "kind", "trace", "tensorboard", "keep_unfit", "proof", "until"),
 )
 """Options of `bench matrix` that a tune decides itself, or lacks."""
 

@@ -19,7 +19,7 @@ from reports.analysis.outcomes import NOT_RUN
 from reports.analysis.scaling import Curve
 from reports.analysis.series import MergedSeries, merged_series
 from reports.analysis.study import StudyFigures, analyse
-from reports.text import number, percent, whole_percent
+from reports.text import number, percent
 from results.cell import BASELINE_STRATEGY, Cell
 from results.plan import Plan, Round
 from results.store import Study
@@ -54,7 +54,7 @@ class Growing:
         if knee is None or knee.size is None:
             why = "; ".join(sorted(set(self.unclaimed.values())))
             return f"{self.name}: fewer than two sizes can be compared{why and f' ({why})'}."
-        known = f"odds of {whole_percent(step.odds)}, {percent(self.odds)} asked"
+        known = f"odds of {percent(step.odds)}, {percent(self.odds)} asked"
         lost, again = (
             ", ".join(f"{one:,}" for one in sorted(sizes)) for sizes in (self.ladder.holes, step.sizes)
         )
@@ -66,7 +66,7 @@ class Growing:
             None: f"not certain yet ({known})",
             "certain": f"certain ({known}); {knee.text}",
             "hole": f"not certain, because {lost} has no figure: --rerun failed runs it again",
-            "runs": f"not certain{' (its growth is near the threshold)' * near}, {known}; {knee.text}",
+            "runs": f"not certain ({known}{', near the threshold' * near}); {knee.text}",
         }
         more = f"Another round of {again} takes {self._hours(sum(step.sizes))}; a larger --repeats allows it."
         clause = clauses["runs" if step.end == "cost" else step.end]
