@@ -503,8 +503,10 @@ class Matrix:
         return 1
 
     def _kept_plans(self, study: Study, made: Sequence[Plan] | None = None) -> list[Plan]:
-        """Add the plans of this call, or those of its round, to the study, or return the plans of equal work
-        that it has already."""
+        """Add the plans of this call, or the plans `made` for its round, to the study.
+
+        Returns them, or the plans of equal work that the study has already.
+        """
         plans: list[Plan] = []
         for plan in self._plans(study) if made is None else made:
             work = [getattr(plan, name) for name in _WORK]

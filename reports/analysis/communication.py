@@ -220,7 +220,7 @@ def communication_finding(figures: CellFigures, peaks: LinkPeaks | None = None) 
 
 
 def _limit(one: CellCommunication, peak: PooledLinkPeak) -> str:
-    """What the bandwidth of the collectives is consistent with."""
+    """The causes that the bandwidth of the collectives is consistent with."""
     used, newest = one.bandwidth_share, one.figures.newest
     if used is None:
         return f"the link's own peak of {peak.text} varied too much to judge the bandwidth"

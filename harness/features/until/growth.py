@@ -25,7 +25,7 @@ MOST_RUNS = 9
 NEAR = 0.03
 """Distance from `PAYS_FROM` up to which the yield of a growth leaves open whether it pays."""
 MOST_COST = 1.1
-"""The largest ratio of the device-runs of a series to those of all sizes with all repeats."""
+"""The largest share of the full matrix that a series may take, in runs times devices."""
 
 End = Literal["certain", "hole", "runs", "cost", "no sizes"]
 """Why a series has ended: its size is certain; a size at which it may lie has failed; more runs would not

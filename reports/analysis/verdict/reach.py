@@ -26,7 +26,7 @@ LITTLE = 0.1
 """Share of a step up to which a loss is called little, and is not attributed to a part (10 %)."""
 NO_BASELINE = "it has no baseline to compare with"
 COMPRESSING = f"{LOSS_NAMES['compute']} with encoding and decoding"
-"""What slower computation is called where a compressor runs."""
+"""The name of slower computation where a compressor runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,7 +62,7 @@ class Record:
 class WorkloadVerdict:
     workload: str
     answer: str
-    """What to use, and how well that trains; empty without a measured figure."""
+    """The answer in a sentence; empty without a measured figure."""
     beside: str
     """How the others compare with it."""
     records: tuple[Record, ...]
