@@ -381,6 +381,8 @@ class Matrix:
                 baseline=self._plans_baselines(earlier),
             )
             made.append(msgspec.structs.replace(plan, command=self._arguments, order=self.order))
+        if self._options.until is not None and len({cell.gpus for plan in made for cell in plan.cells}) < 2:
+            raise UsageError("--until compares sizes, and this plan has fewer than two: give more --gpus")
         return made
 
     def _plans_baselines(self, earlier: Sequence[Plan]) -> bool:

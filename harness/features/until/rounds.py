@@ -171,7 +171,7 @@ def _round(
     if any(map(_lacks, tallies(last))):
         return last, True
     found = growing(analyse(study.name, [*earlier, *last], results, review=review), last)
-    if not any(one.ladder.spent for one in found):
+    if found and not any(one.ladder.spent for one in found):
         console.note(_bounds(found, _device_hours(tallies(plans))))
     else:
         for one in found:
@@ -183,7 +183,7 @@ def _round(
 def _last_round(study: StudyFigures, plans: Sequence[Plan], odds: float) -> list[Plan]:
     """The plans with their last round; before the first one it has the runs that the study has already."""
     kept = {plan.cells: plan.round for plan in study.plans if plan.round is not None}
-    had = max((plan.request.repeats for plan in study.plans if plan.round is None), default=0)
+    had = max((plan.last_repeat for plan in study.plans), default=0)
     runs = {cell_id: len(pool.with_disturbed) for cell_id, pool in study.pools.items() if pool.runs}
     last = []
     for plan in plans:

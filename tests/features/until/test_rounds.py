@@ -131,6 +131,26 @@ def test_a_study_that_has_stopped_plans_nothing_more(cluster) -> None:
     assert not any(so_far.planned("launch") for so_far in cluster.tallies(plans))
 
 
+def test_another_size_continues_the_rounds(cluster) -> None:
+    cluster.grow(cluster.run)
+    before = cluster.rounds
+    single, series = cluster.plan.series
+    series = with_fields(series, cells=series.cells[:-1])
+    cluster.plan = with_fields(cluster.plan, cells=cluster.plan.cells[:-1], series=(single, series))
+    plans, _ = cluster.grow()
+    assert plans[0].round.number == before
+    assert plans[0].round.runs == {cell.id: cluster.runs[cell.gpus] for cell in cluster.plan.cells}
+
+
+def test_one_size_cannot_grow(tmp_path) -> None:
+    options = StudyFile(
+        gpus=[2], strategy=["ddp"], baseline=False, until="certain", out=str(tmp_path / "out")
+    )
+    with pytest.raises(UsageError, match="fewer than two"):
+        Matrix(options, study_file=None).run(report=False)
+    assert not (tmp_path / "out").exists()
+
+
 def test_without_a_run_the_first_round_is_planned_and_nothing_is_written(cluster) -> None:
     (plan,), _ = cluster.grow()
     sizes = sorted(cell.gpus for cell in plan.cells if plan.wanted(cell.id))
