@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -59,6 +59,20 @@ from workloads.catalog import WORKLOADS, facts
 RUNS = Path("runs")
 _WORK = ("request", "cells", "series", "skips", "order", "round")
 """Fields of a plan that define its work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """How a call runs the rounds of `--until`."""
+
+    tallies: Callable[[Sequence[Plan]], Sequence[Tally]]
+    """Counts the runs that each of some plans has."""
+    hours: Callable[[], float]
+    """Estimates the device-hours of the whole matrix."""
+    run: Callable[[Sequence[Plan]], int | None] | None
+    """Runs what is left of plans, and returns the exit code if others are to start their launches; None: no
+    round is run, and what is known is the result of the call."""
+    console: Console
 
 
 class Matrix:
@@ -315,8 +329,12 @@ class Matrix:
             results = study.results()
             return [study_tally(study, plan, results, conditions, self._run_options) for plan in made]
 
+        def hours() -> float:
+            return sum(self._call.device_hours(study, plan, code) for plan in plans)
+
         odds = read_odds(str(self._options.until), "--until")
-        grown: tuple[list[Plan], int | None] = grow(study, plans, odds, tallies, run, self._console)
+        rounds = Rounds(tallies=tallies, hours=hours, run=run, console=self._console)
+        grown: tuple[list[Plan], int | None] = grow(study, plans, odds, rounds)
         return grown
 
     def _find_batches(self, study: Study, code: CodeVersion, lock: int) -> int | None:
@@ -468,6 +486,9 @@ class Matrix:
         It has what the study has measured, if `auto` is to weigh that.
         """
         limit = Limit()
+        if self._call.hosts.most is not None:
+            word, hint = "devices", "give fewer --gpus, or name another --partition"
+            limit = Limit(devices=self._call.hosts.most, word=word, hint=hint, where="the partition")
         if not self._launcher.several_hosts and not self._run_options.oversubscribe:
             # The first offer of a launcher says how to run what is too large for this machine.
             offer = next((offer for each in launchers() if (offer := each.offer()) is not None), None)

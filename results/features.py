@@ -28,9 +28,8 @@ Hook = Literal["find_batches", "fit_batches", "grow", "measure_noise", "nights",
   have found, or with predicted ones.
 - `find_batches(study, request, execute, *, limit, order, console) -> request or exit code`: the same by short
   runs, each of which `execute(study, plan)` makes; it returns an exit code if the command is to end with it.
-- `grow(study, plans, odds, tallies, run, console) -> plans, exit code or None`: run plans by rounds until the
-  size to buy is certain (`--until`). `tallies(plans)` counts the runs that they have, and `run(plans)` runs
-  those that are left; without it the plans of the next round are returned.
+- `grow(study, plans, odds, rounds) -> plans, exit code or None`: run plans by rounds until the size to buy is
+  certain (`--until`). `rounds` is a `harness.matrix.Rounds`; the plans of the last round are returned.
 - `measure_noise(budget, baselines) -> exit code`: `bench doctor --noise`.
 - `nights(folder, console) -> Section or None`: the changes between the nights in a folder.
 - `preflight(nodes, slow_below, options) -> exit code`: `bench doctor --nodes`.

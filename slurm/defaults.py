@@ -56,6 +56,20 @@ def with_defaults(site: SiteProfile, groups: Sequence[NodeGroup]) -> tuple[SiteP
     return whole, found.words
 
 
+def most_devices(site: SiteProfile, groups: Sequence[NodeGroup], per_node: int | None) -> int | None:
+    """The devices of all nodes of the profile's largest partition; None if it names none.
+
+    Raises UsageError if its partitions have no node.
+    """
+    if site.partition is None or per_node is None:
+        return None
+    names = names_in(site.partition)
+    nodes = max(sum(group.nodes for group in groups if group.partition == name) for name in names)
+    if not nodes:
+        raise UsageError(f"no node is in the partition {site.partition}: name another with --partition")
+    return nodes * per_node
+
+
 def _of_one_partition(site: SiteProfile, having: Sequence[NodeGroup]) -> list[NodeGroup]:
     """The nodes of the partition of the profile, of the default one, or of the only one that is up."""
     if site.partition is not None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
-from harness.jobs.documents import Document, JobMaker, cost_lines, require_within_budget
+from harness.jobs.documents import Document, JobMaker, cost_lines, gpu_hours, require_within_budget
 from harness.jobs.job_status import held_by_jobs
 from harness.jobs.planned import PlannedJob, planned_jobs
 from harness.launch.tally import Conditions, study_tally
@@ -94,6 +94,10 @@ class JobCall(LauncherCall):
             held |= {cell for document in made for cell in document.job.cells}
             documents += made
         require_within_budget(documents, self._options.max_gpu_hours)
+
+    def device_hours(self, study: Study, plan: Plan, code: CodeVersion) -> float:
+        hours = gpu_hours(self.left(study, plan, code)[1]) if self.hosts.has_gpus else None
+        return super().device_hours(study, plan, code) if hours is None else hours[0]
 
     def left(
         self, study: Study, plan: Plan, code: CodeVersion, *, held: Set[str] = frozenset()

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from harness.jobs.job_status import Cancelled, JobStatus
-from harness.launch.tally import Conditions
+from harness.launch.machine import Machine
+from harness.launch.tally import Conditions, study_tally
 from harness.plan.study_file import StudyFile
 from harness.terminal.console import Console
 from results.environment import CodeVersion
@@ -44,6 +45,8 @@ class WorkerHosts:
     """Their name in the catalogue; None: not known, or this machine's."""
     network_gbit_per_s: float | None = None
     """The rate of a host's adapters together; None: not known."""
+    most: int | None = None
+    """The devices of all hosts together; None: not known."""
     same_python: bool = True
     """Whether ranks run with the Python of this call, so that it sees the packages that they will import."""
 
@@ -74,6 +77,11 @@ class LauncherCall(ABC):
     def conditions(self, code: CodeVersion) -> Conditions:
         """The conditions that earlier runs must share with new ones; of another Python only the code."""
         return Conditions.here(code) if self.hosts.same_python else Conditions.elsewhere(code)
+
+    def device_hours(self, study: Study, plan: Plan, code: CodeVersion) -> float:
+        """The estimated hours of all devices in the runs that are left of a plan."""
+        so_far = study_tally(study, plan, study.results(), self.conditions(code), RunOptions())
+        return so_far.estimate(so_far.planned("launch"), Machine.here()).device_hours
 
     @abstractmethod
     def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int | None:

@@ -74,13 +74,14 @@ def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> 
         return own
     if plan.round is not None and plan.round.number > 1:
         return [f"round {plan.round.number} of {plan.study}: {left} of {count(total, 'run')} to do"]
+    at = "" if plan.round is None else f"in round {plan.round.number} "
     repeats = f"x {count(request.repeats, 'repeat')}" if plan.round is None else "at most, by rounds"
     lines = [
         f"study {plan.study} in {study.root}",
         f"{_axes(request)} on {devices(2, request.device).replace('2', sizes, 1)}, "
         f"{' and '.join(request.scalings)} scaling, {_all_of(plan, 'precision')}, {', '.join(settings)}",
         f"{count(len(plan.cells), 'cell')} {repeats}; "
-        f"{count(len(plan.skips), 'point')} skipped; {left} of {count(total, 'run')} to do",
+        f"{count(len(plan.skips), 'point')} skipped; {left} of {count(total, 'run')} {at}to do",
     ]
     lines += [f"  {line}" for line in _skip_lines(plan)]
     unknown = Counter(reason for cell in plan.cells if (reason := unchecked(cell)) is not None)

@@ -482,6 +482,8 @@ class Limit:
     """The noun of the devices: `cores` or `CUDA devices`."""
     hint: str = ""
     """Advice by which a larger cell would run."""
+    where: str = "this machine"
+    """What has the devices."""
     trains: bool = False
     """Whether the cells are trained, and not measured."""
     link: str | None = None
@@ -505,4 +507,4 @@ class Limit:
         if self.devices is None or gpus <= self.devices:
             return None
         word = self.word.removesuffix("s") if self.devices == 1 else self.word
-        return f"needs {gpus}, this machine has {self.devices} {word}; {self.hint}"
+        return f"needs {gpus}, {self.where} has {self.devices} {word}; {self.hint}"

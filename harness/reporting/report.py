@@ -97,7 +97,7 @@ def print_verdict(figures: StudyFigures, console: Console) -> None:
 def _verdict_lines(figures: StudyFigures, found: StudyVerdict, width: int) -> Iterator[str]:
     for one in found.workloads:
         lead = f"{one.workload}: " if len(found.workloads) > 1 else ""
-        told = f"{one.answer} {one.beside}" if one.answer else "every figure is emulated"
+        told = " ".join((one.answer, *one.beside)) if one.answer else "every figure is emulated"
         yield from textwrap.wrap(f"{lead}{told}", width)
         yield from record_lines(one.records, width, VERDICT_LINES)
     if any(size.absent == CPU for one in found.workloads for size in one.to_buy):

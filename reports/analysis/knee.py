@@ -56,13 +56,14 @@ class Growth:
 
     @property
     def text(self) -> str:
-        """`going from 1 to 2 changes throughput by +47 % (41 to 52) of an ideal 100 %`."""
+        """`going from 1 to 2 changes throughput by +47 % (41 to 52), and +50 % or more pays`."""
         ideal = 100 * (self.larger / self.smaller - 1)
         low, high = self.marginal.low, self.marginal.high
         ends = "" if low is None or high is None else f" ({round(low * ideal):,} to {round(high * ideal):,})"
+        change, least = round(self.marginal.value * ideal), round(PAYS_FROM * ideal)
         return (
-            f"going from {self.smaller:,} to {self.larger:,} changes throughput by "
-            f"{round(self.marginal.value * ideal):+,} %{ends} of an ideal {round(ideal):,} %"
+            f"going from {self.smaller:,} to {self.larger:,} changes throughput by {change:+,} %{ends}, and "
+            f"{least:+,} % or more pays"
         )
 
 

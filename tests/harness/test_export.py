@@ -41,7 +41,7 @@ def names_host(text: str) -> bool:
 def test_markdown_and_json_go_to_stdout(small_study, capsys) -> None:
     root = str(small_study[0].root)
     assert export(capsys, root, "--format", "markdown").startswith(
-        "# study\n\nScaling of distributed training."
+        "# study\n\nScaling of distributed training; "
     )
     document = json.loads(export(capsys, root, "--format", "json"))
     assert document["schema"] == "bench/export"

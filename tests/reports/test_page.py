@@ -243,7 +243,7 @@ def test_the_first_screen_says_what_failed_what_was_disturbed_and_what_the_runs_
     for words in (
         "256 GPUs or more",
         "62 % of resamples name this size",
-        "second choice, if its loss is as good: ",
+        "Second choice, if its loss is as good: ",
         "31.7 to 33.0, range of 2",
         "Cells with a figure: 74 of 85",
         "255 runs: 222 ok, 61 of them disturbed; 33 out of memory; code with local changes: 192",

@@ -59,7 +59,8 @@ def test_the_knee_is_what_is_bought_by_default_and_what_it_rests_on_is_said(gpus
     assert (found.confidence, found.doubts) == ("high", ())
     assert (
         found.why
-        == "knee between 4 and 8: going from 4 to 8 changes throughput by +0 % (0 to 0) of an ideal 100 %"
+        == "knee between 4 and 8: going from 4 to 8 changes throughput by +0 % (0 to 0), and +50 % or more "
+        "pays"
     )
     assert (found.rests_on.runs, found.rests_on.fewest_runs, len(found.rests_on.deciding)) == (24, 6, 3)
 

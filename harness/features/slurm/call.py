@@ -47,7 +47,7 @@ from results.plan import Placement, Plan, placement_of
 from results.store import Study, utc_now
 from slurm.client import Client
 from slurm.cluster import NodeGroup
-from slurm.defaults import with_defaults
+from slurm.defaults import most_devices, with_defaults
 from slurm.job_view import JobPhase
 from slurm.runner import NoAnswerError, QueueFullError, RefusedError, SlurmError
 from slurm.script import ScriptJob, job_script
@@ -99,12 +99,31 @@ def _environment(root: Path, job_id: str) -> SlurmEnvironment:
     return SlurmEnvironment(store.job(job_id), store)
 
 
-def _known_site(options: StudyFile) -> tuple[SiteProfile, Mapping[str, int], str | None, str | None]:
-    """The profile, completed by what Slurm says of its nodes; the limits of a job of this user; what Slurm
-    says; or why that is not known."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """A profile, completed by what Slurm says of its nodes."""
+
+    site: SiteProfile
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """The limits of a job of this user."""
+    words: str | None = None
+    """What Slurm says of the nodes; None if the profile or flags say it."""
+    unknown: str | None = None
+    """Why the call has to be refused; None if it has not."""
+    most: int | None = None
+    """The devices of the partition's nodes; None: not known."""
+
+
+def _known_site(options: StudyFile) -> _Known:
     site, client = site_of(options), Client()
-    if site.gpu_request == "none" or site.gpus_per_node is not None or options.gpus_per_node is not None:
-        return site, {}, None, None
+    per_node = options.gpus_per_node or site.gpus_per_node
+    if site.gpu_request == "none" or per_node is not None:
+        try:
+            return _Known(site=site, most=most_devices(site, client.groups(), per_node))
+        except SlurmError:
+            return _Known(site=site)
+        except UsageError as error:
+            return _Known(site=site, unknown=str(error))
     try:
         limits = client.limits(site.account, site.qos)
         longest = limits.pop("seconds", None)
@@ -113,9 +132,12 @@ def _known_site(options: StudyFile) -> tuple[SiteProfile, Mapping[str, int], str
             for one in client.groups()
         ]
         site, words = with_defaults(site, groups)
-        return site, limits, ", ".join(filter(None, (words, _limit_words(limits)))), None
+        words = ", ".join(filter(None, (words, _limit_words(limits))))
+        most = most_devices(site, groups, site.gpus_per_node)
+        return _Known(site=site, limits=limits, words=words, most=most)
     except (SlurmError, UsageError) as error:
-        return site, {}, None, f"the GPUs of a node are not known: give --gpus-per-node ({error})"
+        unknown = f"the GPUs of a node are not known: give --gpus-per-node ({error})"
+        return _Known(site=site, unknown=unknown)
 
 
 def _limit_words(limits: Mapping[str, int]) -> str:
@@ -135,8 +157,9 @@ class SlurmCall(JobCall):
     """The jobs of one `bench matrix --launcher slurm` call."""
 
     def __init__(self, call: MatrixCall) -> None:
-        site, self._limits, self._nodes, self._unknown = _known_site(call.options)
-        self._site = site
+        known = _known_site(call.options)
+        self._site = site = known.site
+        self._limits, self._nodes, self._unknown = known.limits, known.words, known.unknown
         super().__init__(call, "slurm", site.price, site.gpu_model)
         self.gpu_kind = site.gpu_type
         self._feed: Feed = call.options.feed or "once"
@@ -146,6 +169,7 @@ class SlurmCall(JobCall):
             gpu_model=site.gpu_model,
             network_gbit_per_s=site.network_gbit_per_s,
             same_python=python(site) == sys.executable,
+            most=known.most,
         )
 
     def check(self, study: Study, plan: Plan, code: CodeVersion) -> None:
@@ -241,7 +265,7 @@ class SlurmCall(JobCall):
                 time.sleep(POLL_S)
             return None
         status, report = (bench_call(command, study.root) for command in ("status", "report"))
-        self._console.note(f"{status} shows the progress; then {report}")
+        self._console.note(f"{status} shows the progress; then {report}" if after else "no job was submitted")
         return 1 if done.refused else 0
 
     def submit_call(

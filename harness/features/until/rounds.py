@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from statistics import fmean
 
 from msgspec.structs import replace as with_fields
 
 from harness.features.until.growth import NEAR, End, Ladder, Step, next_step
-from harness.launch.machine import Machine
 from harness.launch.tally import Tally
+from harness.matrix import Rounds
 from harness.plan.options import LEAST_RUNS
-from harness.terminal.console import Console
 from reports.analysis.holes import SETTLED
 from reports.analysis.knee import PAYS_FROM, judged_sizes
 from reports.analysis.outcomes import NOT_RUN
@@ -138,44 +137,33 @@ def _with_baseline(one: MergedSeries, every: Sequence[MergedSeries]) -> dict[int
     return one.cells if single is None else {1: single, **one.cells}
 
 
-def grow(
-    study: Study,
-    plans: Sequence[Plan],
-    odds: float,
-    tallies: Callable[[Sequence[Plan]], Sequence[Tally]],
-    run: Callable[[Sequence[Plan]], int | None] | None,
-    console: Console,
-) -> tuple[list[Plan], int | None]:
-    """Run rounds until every series has ended, a round lacks runs, or `run` returns an exit code.
+def grow(study: Study, plans: Sequence[Plan], odds: float, rounds: Rounds) -> tuple[list[Plan], int | None]:
+    """Run rounds of `plans`, which are of the whole matrix, until every series has ended, a round lacks runs,
+    or others are to start its launches.
 
-    `plans` are of the whole matrix, and `tallies` counts the runs that plans have. Without `run` no round is
-    run. Returns the plans of the last round and the exit code.
+    Returns the plans of the last round, and the exit code if others are to start its launches.
     """
     while True:
-        made, is_left = _round(study, plans, odds, tallies, console)
-        exit_code = run(made) if run and is_left else None
-        if not is_left or run is None or exit_code is not None or any(map(_lacks, tallies(made))):
+        made, is_left = _round(study, plans, odds, rounds)
+        exit_code = rounds.run(made) if rounds.run and is_left else None
+        done = not is_left or rounds.run is None or exit_code is not None
+        if done or any(map(_lacks, rounds.tallies(made))):
             return made, exit_code
 
 
-def _round(
-    study: Study,
-    plans: Sequence[Plan],
-    odds: float,
-    tallies: Callable[[Sequence[Plan]], Sequence[Tally]],
-    console: Console,
-) -> tuple[list[Plan], bool]:
+def _round(study: Study, plans: Sequence[Plan], odds: float, rounds: Rounds) -> tuple[list[Plan], bool]:
     """The plans of the round that is to be run, or of the last one, and whether it is to be run."""
+    say = rounds.console.note if rounds.run else rounds.console.result
     earlier, results, review = study.plans(), study.results(), study.review()
     last = _last_round(analyse(study.name, earlier, results, review=review), plans, odds)
-    if any(map(_lacks, tallies(last))):
+    if any(map(_lacks, rounds.tallies(last))):
         return last, True
     found = growing(analyse(study.name, [*earlier, *last], results, review=review), last)
     if found and not any(one.ladder.spent for one in found):
-        console.note(_bounds(found, _device_hours(tallies(plans))))
+        say(_bounds(found, rounds.hours(), "GPU" if plans[0].request.device == "cuda" else "device"))
     else:
         for one in found:
-            console.note(one.sentence)
+            say(one.sentence)
     cells = {cell_id for one in found for cell_id in one.cell_ids}
     return ([_after(plan, cells) for plan in last] if cells else last), bool(cells)
 
@@ -210,13 +198,7 @@ def _after(plan: Plan, cells: Set[str]) -> Plan:
     return with_fields(plan, round=with_fields(plan.round, number=plan.round.number + 1, runs=runs))
 
 
-def _device_hours(tallies: Sequence[Tally]) -> float:
-    """The estimated hours of all devices for the runs that are left of whole plans."""
-    here = Machine.here()
-    return sum(one.estimate(one.planned("launch"), here).device_hours for one in tallies)
-
-
-def _bounds(found: Sequence[Growing], hours: float) -> str:
+def _bounds(found: Sequence[Growing], hours: float, unit: str) -> str:
     """State the device-hours of the rounds: at most, and if growing stops to pay at the middle size."""
     every = sum(one.ladder.repeats * sum(one.ladder.sizes) for one in found)
     sizes = sorted({size for one in found for size in one.ladder.sizes})
@@ -225,6 +207,6 @@ def _bounds(found: Sequence[Growing], hours: float) -> str:
         hours * sum(part) / every for part in zip(*(one.cost(middle) for one in found), strict=True)
     )
     return (
-        f"by rounds, from small sizes: about {number(likely)} device-hours if growing stops to pay at "
-        f"{middle:,}, {number(most)} at most; all sizes with all repeats take {number(hours)}"
+        f"by rounds, from small sizes: about {number(likely)} {unit}-hours if growing stops to pay at "
+        f"{middle:,}, {number(most)} at most; the full matrix is expected to take {number(hours)}"
     )

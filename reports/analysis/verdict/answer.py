@@ -32,20 +32,20 @@ _BECAUSE: dict[BudgetPart, str] = {
 """The reason for a slower step, by the part that takes most of the difference."""
 
 
-def answer(study: StudyFigures, sizes: Sequence[SizeToBuy]) -> tuple[str, str]:
+def answer(study: StudyFigures, sizes: Sequence[SizeToBuy]) -> tuple[str, tuple[str, ...]]:
     """Answer for one workload by its sizes to buy; empty if nothing was measured that makes a claim.
 
-    Beside it stand how the others compare, and a weighing of the two sizes that weak and strong scaling name.
+    Sentences follow on how the others compare, and on the two sizes that weak and strong scaling name.
     """
     smallest = study.assumptions.smallest_effect
     for bought in sizes:
         piece = piece_of(study.curves, bought.workload, bought.scaling)
         lead = lead_of(piece, bought, smallest) if piece else None
         if piece is not None and lead is not None:
-            others = "; ".join((*_others(piece, lead, smallest), *_second_choice(piece, lead, smallest)))
-            beside = [f"{capital(text)}." for text in (others, *_trade(study, sizes)) if text]
-            return f"{_speed_up(lead)}{_why(bought)}.", " ".join(beside)
-    return "", ""
+            others = (*_others(piece, lead, smallest), *_second_choice(piece, lead, smallest))
+            beside = tuple(f"{capital(text)}." for text in (*others, *_trade(study, sizes)))
+            return f"{_speed_up(lead)}{_why(bought)}.", beside
+    return "", ()
 
 
 def lead_of(piece: Piece, bought: SizeToBuy, smallest: float) -> Named | None:
@@ -68,7 +68,7 @@ def _unlike(piece: Piece, named: Named) -> tuple[str, ...]:
 
 
 def _speed_up(lead: Named) -> str:
-    """`ddp on 2 GPUs trains 1.83 times as fast as one device`."""
+    """`ddp on 2 GPUs trains 1.83 times (1.80 to 1.86) as fast as one device`."""
     curve, point = lead
     where = f"{curve.key.label} on {devices(point.gpus, point.figures.cell.device)}"
     faster = times(lead)
@@ -78,9 +78,11 @@ def _speed_up(lead: Named) -> str:
     if not faster.tells:
         return f"{where}: the runs are too far apart to tell its speed-up ({_figure(faster)})"
     single = against.strategy == BASELINE_STRATEGY and against.gpus == 1
-    return (
-        f"{where} trains {number(faster.value)} times as fast as {'one device' if single else against.short}"
-    )
+    base = "one device" if single else against.short
+    if faster.low is not None and faster.low <= 1:
+        return f"{where} is not shown to be faster than {base} ({_figure(faster)} times)"
+    ends = _figure(faster).partition(", ")[2]
+    return f"{where} trains {number(faster.value)} times {f'({ends}) ' if ends else ''}as fast as {base}"
 
 
 def times(named: Named) -> Metric | None:

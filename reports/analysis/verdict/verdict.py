@@ -63,8 +63,8 @@ class WorkloadVerdict:
     workload: str
     answer: str
     """The answer in a sentence; empty without a measured figure."""
-    beside: str
-    """How the others compare with it."""
+    beside: tuple[str, ...]
+    """How the others compare with it, in sentences."""
     records: tuple[Record, ...]
     reaches: tuple[Reach, ...]
     """How far the curve of the answer goes, for each rule of scaling that has two sizes."""
@@ -73,7 +73,7 @@ class WorkloadVerdict:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        said = (self.answer, self.beside, *(one.sentence for one in self.records))
+        said = (self.answer, *self.beside, *(one.sentence for one in self.records))
         return tuple(filter(None, said))
 
 

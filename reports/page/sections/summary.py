@@ -106,7 +106,7 @@ def _blocks(study: StudyFigures, rows: Sequence[_Shown], found: StudyVerdict) ->
         lead = f"{one.workload}: " if len(found.workloads) > 1 else ""
         yield Paragraph(f"{lead}{one.answer}", "finding")
         if one.beside:
-            yield Paragraph(one.beside, "plain")
+            yield Bullets(one.beside, "plain")
     if not rows:
         yield Paragraph(NOTHING_SUCCEEDED, "none")
     else:

@@ -83,7 +83,9 @@ def test_a_torn_rank_record_costs_its_run_with_a_sentence(study, capsys) -> None
     torn.write_bytes(torn.read_bytes()[:50])
     assert run(["compare", before, after]) == 0
     (told,) = capsys.readouterr().err.splitlines()
-    assert re.search(r"1 of 4 runs of \S+ in after left out \(unknown: .*rank-00001.json", told), told
+    assert re.search(
+        r"1 of 4 runs of \S+ in after left out \(unreadable or unfinished record: .*rank-00001.json", told
+    ), told
 
 
 def started(folder: Path, launch_id: str, run_ids: Sequence[str], startup_s: float) -> None:

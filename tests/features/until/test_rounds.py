@@ -13,7 +13,7 @@ from study_fixtures import PlantedStudy, Timing
 
 from harness.features.until.rounds import grow, growing
 from harness.launch.tally import Conditions, Tally, study_tally
-from harness.matrix import Matrix
+from harness.matrix import Matrix, Rounds
 from harness.plan.study_file import StudyFile
 from harness.terminal.console import QuietConsole
 from reports.analysis.size_to_buy import sizes_to_buy
@@ -67,7 +67,8 @@ class Cluster:
     def grow(
         self, run: Callable[[Sequence[Plan]], int | None] | None = None
     ) -> tuple[list[Plan], int | None]:
-        return grow(self.study, [self.plan], 0.95, self.tallies, run, QuietConsole())
+        rounds = Rounds(tallies=self.tallies, hours=lambda: 1.0, run=run, console=QuietConsole())
+        return grow(self.study, [self.plan], 0.95, rounds)
 
     @property
     def runs(self) -> Mapping[int, int]:
