@@ -220,16 +220,16 @@ class Matrix:
         plans = self._plans(study)
         self._tell_of_plans(study, plans)
         code = planned_code([_as_one(plans)])
+        try:
+            self._call.check_all(study, self._to_run(plans), code)
+        except (MachineError, UsageError) as error:
+            self._console.warn(f"without --dry-run this call is refused: {error}")
         if self._options.until is not None:
             plans = self._grow(study, plans, code)[0]
         plan = _as_one(plans)
         for sentence in uncounted(study.results(), plan, self._call.conditions(code)):
             self._console.note(sentence)
         for each in self._to_run(plans):
-            try:
-                self._call.check(study, each, code)
-            except MachineError as error:
-                self._console.warn(f"without --dry-run this call is refused: {error}")
             self._call.show(study, each, code)
         self._check_own_code(plan)
 
