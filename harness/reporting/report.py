@@ -104,6 +104,7 @@ def _verdict_lines(figures: StudyFigures, found: StudyVerdict, width: int) -> It
         yield f"No size to buy is named, because {CPU}."
     yield from textwrap.wrap(capital(f"{figures.cells_text}. {figures.run_counts.text}."), width)
     if failed := [one for one in figures.failures if one.runs]:
+        yield from textwrap.wrap(f"{failed[0].cell.id}: {failed[0].text}", width)
         yield from command_lines(figures.logs_call(failed[0].cell.id), width)
     yield from textwrap.wrap(figures.review_text, width)
     if found.next_run is not None:

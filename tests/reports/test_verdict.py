@@ -275,8 +275,9 @@ def test_what_has_no_figure_is_told_by_kind_and_workload_with_its_output(planted
         "Cells with a figure: 0 of 3; without one: 2 not run (gpt-nano and mlp), 1 crashed (gpt-nano). "
         "1 run: 0 ok; 1 crashed."
     )
-    assert lines[2] == f"  bench logs planted --cell {cell.id}"
-    assert lines[3].startswith("next: ddp on 2, since it was planned and not run:")
+    assert lines[2] == f"{cell.id}: crashed: rank 0: it fell over"
+    assert lines[3] == f"  bench logs planted --cell {cell.id}"
+    assert lines[4].startswith("next: ddp on 2, since it was planned and not run:")
 
 
 @pytest.mark.parametrize(
