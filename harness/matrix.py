@@ -329,11 +329,13 @@ class Matrix:
             results = study.results()
             return [study_tally(study, plan, results, conditions, self._run_options) for plan in made]
 
-        def hours() -> float:
-            return sum(self._call.device_hours(study, plan, code) for plan in plans)
-
         odds = read_odds(str(self._options.until), "--until")
-        rounds = Rounds(tallies=tallies, hours=hours, run=run, console=self._console)
+        rounds = Rounds(
+            tallies=tallies,
+            hours=lambda: sum(self._call.device_hours(study, plan, code) for plan in plans),
+            run=run,
+            console=self._console,
+        )
         grown: tuple[list[Plan], int | None] = grow(study, plans, odds, rounds)
         return grown
 

@@ -101,8 +101,8 @@ def failures(plans: Iterable[Plan], pools: Collection[Pool]) -> list[Failure]:
     stepless = {cell.id for plan in plans if not plan.kind.has_steps for cell in plan.cells}
     found = []
     for pool in pools:
-        not_reached = pool.planned == 0 and not pool.every
-        if pool.runs or not_reached:
+        if pool.runs or (pool.planned == 0 and not pool.every):
+            # It has a figure, or the study has not grown to it.
             continue
         if pool.cell.id in stepless and any(run.outcome is Outcome.OK for run in pool.lost):
             continue
