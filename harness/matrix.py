@@ -303,7 +303,8 @@ class Matrix:
         """
 
         def run(made: Sequence[Plan]) -> int | None:
-            if self._call.runs_plans_as_one:
+            if self._options.until is not None and self._call.runs_plans_as_one:
+                # Rounds share the time of the call.
                 self._call = self._accepted(self._left(self._run_options), self._console)
             plans = self._to_run(self._kept_plans(study, made))
             codes = [self._call.run(study, each, code, lock) for each in plans]
