@@ -32,7 +32,7 @@ from harness.plan.expand import expand
 from harness.plan.launchers import DEFAULT
 from harness.plan.lighter import lighter
 from harness.plan.naming import plain_name, study_name
-from harness.plan.options import LEAST_RUNS, read_counts, read_duration_s, read_odds
+from harness.plan.options import read_counts, read_duration_s, read_odds
 from harness.plan.points import workloads_of
 from harness.plan.request import make_requests
 from harness.plan.study_file import OPTIONS, StudyFile
@@ -42,6 +42,7 @@ from harness.reporting.reading import Reading, warn_of_lost_plans
 from harness.reporting.report import write_report
 from harness.terminal.console import Console, QuietConsole
 from harness.worker.turns import VARIABLE
+from reports.analysis.knee import LEAST_RUNS
 from reports.analysis.study import analyse
 from reports.text import count
 from results.cell import BASELINE_STRATEGY
@@ -67,11 +68,10 @@ class Rounds:
 
     tallies: Callable[[Sequence[Plan]], Sequence[Tally]]
     """Counts the runs that each of some plans has."""
-    hours: Callable[[], float]
-    """Estimates the device-hours of the whole matrix."""
+    hours: Callable[[Sequence[Plan]], float]
+    """Estimates the device-hours of the runs that plans lack."""
     run: Callable[[Sequence[Plan]], int | None] | None
-    """Runs what is left of plans, and returns the exit code if others are to start their launches; None: no
-    round is run, and what is known is the result of the call."""
+    """Runs what is left of plans; returns the exit code if others start their launches. None: a dry run."""
     console: Console
 
 
@@ -333,7 +333,7 @@ class Matrix:
         odds = read_odds(str(self._options.until), "--until")
         rounds = Rounds(
             tallies=tallies,
-            hours=lambda: sum(self._call.device_hours(study, plan, code) for plan in plans),
+            hours=lambda made: sum(self._call.device_hours(study, plan, code) for plan in made),
             run=run,
             console=self._console,
         )

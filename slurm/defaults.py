@@ -57,10 +57,7 @@ def with_defaults(site: SiteProfile, groups: Sequence[NodeGroup]) -> tuple[SiteP
 
 
 def most_devices(site: SiteProfile, groups: Sequence[NodeGroup], per_node: int | None) -> int | None:
-    """The devices of all nodes of the profile's largest partition; None if it names none.
-
-    Raises UsageError if its partitions have no node.
-    """
+    """The devices of the profile's largest partition; None without one. Raises UsageError without nodes."""
     if site.partition is None or per_node is None:
         return None
     names = names_in(site.partition)

@@ -80,7 +80,8 @@ def planned_jobs(
         for share in shares:
             key = (launch.placement, share.cells[0].id if per_cell else "")
             groups.setdefault(key, []).append(share)
-    baseline = baseline_of(plan.cells) if plan.order is None else None
+    # A round has its baseline among its cells.
+    baseline = baseline_of(plan.cells) if plan.order is None and plan.round is None else None
     conduct = conduct_of(plan)
     jobs = []
     for key in sorted(groups):
@@ -98,6 +99,6 @@ def planned_jobs(
     return jobs
 
 
-def baseline_launch(cell: Cell, repeat: int = 1) -> PlannedLaunch:
+def baseline_launch(cell: Cell) -> PlannedLaunch:
     """The launch of an allocation's baseline, on one of its devices."""
-    return PlannedLaunch(placement=Placement(nodes=1, gpus_per_node=1), repeat=repeat, cells=(cell,))
+    return PlannedLaunch(placement=Placement(nodes=1, gpus_per_node=1), repeat=1, cells=(cell,))

@@ -143,9 +143,7 @@ class JobStart:
                     f"end: probably its first node failed",
                 )
                 close_launches(self._study, job.job_id, environment.earlier_notice() or lost)
-                plan = self._study.plan(job.plan)
-                repeat = 1 if plan.round is None else plan.round.number
-                baseline = () if job.baseline is None else (self._study.cell(job.baseline),)
+                plan, baseline = self._study.plan(job.plan), job.baseline
                 campaign = Campaign(self._study, plan, job.options, self._console, deadline=self._deadline)
                 campaign.run(
                     CampaignContext(
@@ -155,7 +153,7 @@ class JobStart:
                         job_id=job.job_id,
                         conditions=environment.conditions(job.code),
                         only=frozenset(job.cells),
-                        first=tuple(baseline_launch(cell, repeat) for cell in baseline),
+                        first=() if baseline is None else (baseline_launch(self._study.cell(baseline)),),
                     )
                 )
             except Interrupted as error:

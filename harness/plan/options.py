@@ -32,8 +32,6 @@ BATCH_AUTO = "auto"
 """The word that asks `--batch-size` for the largest batch that fits."""
 CERTAIN = 0.95
 """The odds from which on `--until certain` takes a size as certain."""
-LEAST_RUNS = 3
-"""Runs of each deciding size that `--until` needs."""
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 

@@ -9,7 +9,7 @@ and so says whether the curve may stop at a hidden size, and whether it may pass
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -90,11 +90,15 @@ def _hidden(curve: Curve, every: Iterable[int]) -> list[int]:
     there = {one.cell.gpus for one in curve.figures}
     settled = {gap.gpus for gap in curve.gaps if gap.outcome in SETTLED}
     planned = {gap.gpus for gap in curve.gaps}
-    wanted = {*every, *planned}
-    for smaller, larger in pairwise(sorted({*there, *planned})):
-        while (smaller := 2 * smaller) < larger:
-            wanted.add(smaller)
+    wanted = {*every, *planned, *doublings({*there, *planned})}
     return sorted(size for size in wanted - there - settled if size > 1 or size in planned)
+
+
+def doublings(sizes: Iterable[int]) -> Iterator[int]:
+    """The doublings that nobody planned between two sizes."""
+    for smaller, larger in pairwise(sorted(sizes)):
+        while (smaller := 2 * smaller) < larger:
+            yield smaller
 
 
 def reach(stop: Knee, smallest: int, hidden: Sequence[int]) -> tuple[int, int]:

@@ -15,12 +15,12 @@ from resamples: the logarithms of a size's step times are taken as normal, with 
 because a size has too few runs to know its own. A draw has a variance (scaled inverse chi-square), a mean for
 each size (normal), and so a knee: the posterior under the reference prior (Gelman et al., Bayesian Data
 Analysis, section 3.2). `make knee` measures how often the named size is the true one, and the odds
-(docs/costs.md).
+(docs/evidence.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -38,6 +38,8 @@ before, which for a doubling is an efficiency of 75 %. A convention, not a law."
 SURE_FROM = 0.95
 """Odds from which on the report names no other size."""
 DRAWS = 2000
+LEAST_RUNS = 3
+"""Runs of each deciding size that a study that grows by rounds needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +146,12 @@ class Size:
     rounds: tuple[int, ...] = ()
     """The round of each run in a study that grows by rounds; empty: every size was run in each repeat."""
 
+    def within(self, rounds: Set[int]) -> Sequence[float]:
+        """The step times of its runs in some rounds, of all if there are no rounds."""
+        return [
+            step for step, one in zip(self.steps, self.rounds, strict=False) if one in rounds
+        ] or self.steps
+
 
 def knee(curve: Curve) -> Knee:
     """The knee of a curve, from the single device that it is measured against, if that is smaller."""
@@ -191,15 +199,8 @@ def knee_of(sizes: Sequence[Size]) -> Knee:
 def _growth(smaller: Size, larger: Size) -> Growth:
     # Only rounds that have both sizes, so that drift between rounds does not look like scaling.
     common = {*smaller.rounds} & {*larger.rounds}
-    before, after = (
-        (
-            [step for step, each in zip(one.steps, one.rounds, strict=True) if each in common] or one.steps
-            for one in (smaller, larger)
-        )
-        if common
-        else (smaller.steps, larger.steps)
-    )
-    speed_up = ratio_of_runs(before, after, "ratio").times(larger.batch / smaller.batch)
+    ratio = ratio_of_runs(smaller.within(common), larger.within(common), "ratio")
+    speed_up = ratio.times(larger.batch / smaller.batch)
     added = larger.gpus / smaller.gpus - 1
     return Growth(
         smaller=smaller.gpus, larger=larger.gpus, marginal=speed_up.mapped(lambda end: (end - 1) / added)

@@ -18,7 +18,7 @@ from reports.analysis.cost import EMULATED, NO_EPOCH, CellCost, cell_costs
 from reports.analysis.effect import effect_text
 from reports.analysis.figures import CellFigures, differences_in_training
 from reports.analysis.holes import Hole, holes, neighbours, range_text
-from reports.analysis.knee import Knee, knee
+from reports.analysis.knee import LEAST_RUNS, Knee, knee
 from reports.analysis.scaling import Curve, Efficiency, Piece, piece_of, ties
 from reports.analysis.study import StudyFigures
 from reports.text import count, devices, duration, listed, metric, percent, whole_percent
@@ -74,8 +74,8 @@ class Picked:
     or_more: bool = False
 
     def has_few(self, runs: int) -> bool:
-        """Whether the choice rests on too few `runs` a size. By rounds its odds count them already."""
-        return runs < FEWEST_FOR_INTERVAL and not self.candidate.figures.pool.by_rounds
+        """Whether the choice rests on too few `runs` a size. The odds of a study by rounds count them."""
+        return runs < (LEAST_RUNS if self.candidate.figures.pool.by_rounds else FEWEST_FOR_INTERVAL)
 
 
 def candidates_of(piece: Piece, costs: dict[str, CellCost]) -> tuple[list[Candidate], tuple[str, ...]]:

@@ -221,11 +221,12 @@ def analyse(
     for plan in plans:
         for cell in plan.cells:
             planned[cell.id] = max(planned.get(cell.id, 0), plan.wanted(cell.id))
-    by_rounds = {cell.id for plan in plans if plan.round is not None for cell in plan.cells}
+    # Runs of a later plan without rounds have other repeats.
+    by_rounds = {cell.id: plan.round is not None for plan in plans for cell in plan.cells}
     pools = {
         cell_id: replace(
             pool(cell, by_cell.get(cell_id, []), planned=planned[cell_id], excluded=excluded),
-            by_rounds=cell_id in by_rounds,
+            by_rounds=by_rounds[cell_id],
         )
         for cell_id, cell in cells.items()
     }

@@ -85,6 +85,7 @@ def judge(records: Sequence[RankRecord], names: Sequence[str], slow_below: float
     lowest = {(node, name): value for name, node, _, value in sorted(rows, key=lambda row: -row[3])}
     hosts = {record.node_rank: record.environment.host for record in records}
     kinds = dict.fromkeys(row[0] for row in rows)
+    general = (text for record in records for text in record.warnings if not text.startswith("rank "))
     nodes = [
         NodeVerdict(
             name=name,
@@ -98,7 +99,11 @@ def judge(records: Sequence[RankRecord], names: Sequence[str], slow_below: float
         measured_at=max(record.ended_at for record in records),
         slow_below=slow_below,
         nodes=tuple(nodes),
-        notes=(*_notes(rates, names, faults, slow_below), *_doubts(records, nodes)),
+        notes=(
+            *_notes(rates, names, faults, slow_below),
+            # A busy machine makes nodes look slow that are not.
+            *(f"Repeat this before you exclude a node: {text}." for text in dict.fromkeys(general)),
+        ),
     )
 
 
@@ -157,16 +162,6 @@ def _unlike(records: Sequence[RankRecord]) -> Iterator[tuple[int, str]]:
         for node, value in values.items():
             if value != usual and 2 * nodes > len(values):
                 yield node, f"{fact.replace('_', ' ')} is {value}, elsewhere {usual}"
-
-
-def _doubts(records: Sequence[RankRecord], nodes: Sequence[NodeVerdict]) -> Iterator[str]:
-    """Say what makes nodes look slow that are not."""
-    general = dict.fromkeys(text for record in records for text in record.warnings if text[:5] != "rank ")
-    for warning in general:
-        yield f"Repeat this before you exclude a node: {warning}."
-    for host, those in grouped((node.host, node.name) for node in nodes).items():
-        if len(those) > 1:
-            yield f"{' and '.join(those)} are one machine, {host}, whose cores they share."
 
 
 def _notes(

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import inf
@@ -224,6 +225,18 @@ class SlurmCall(JobCall):
 
         With `--until` and `--feed wait` it waits for the jobs of the round, and returns None.
         """
+        exit_code = self._submit(study, plan, code)
+        if plan.round is None or self._feed != "wait" or exit_code:
+            return exit_code
+        live = True
+        while live:
+            # A scheduler that does not answer for a moment is asked again.
+            with suppress(NoAnswerError):
+                live = bool(live_ids(job_statuses(study, settle=True)))
+            time.sleep(POLL_S if live else 0)
+        return None
+
+    def _submit(self, study: Study, plan: Plan, code: CodeVersion) -> int:
         client = Client()
         found = job_statuses(study, settle=True)
         launches, documents = self.left(study, plan, code, held=held_by_jobs(found))
@@ -253,17 +266,15 @@ class SlurmCall(JobCall):
         submitter = Submitter(study, client, self._site, self._console)
         done = submitter.submit(documents, feed=self._feed)
         after = [*live_ids(found), *done.taken]
-        grows = plan.round is not None
+        # A round that lacks runs after its jobs needs a person: no job submits it again without end.
+        again = any(status.job.plan == documents[0].job.plan for status in found)
+        grows = plan.round is not None and not again
         followed = self._follow(submitter, study, self.maker(study, plan, code), after, done, grows=grows)
         if done.left and not (followed and self._feed == "depend"):
             self._console.note(
                 f"{count(done.left, 'job')} had no room in the queue: the same command submits them later, "
                 f"--feed wait waits for room, --feed depend has a job do it"
             )
-        if grows and self._feed == "wait" and not (done.left or done.refused):
-            while live_ids(job_statuses(study, settle=True)):
-                time.sleep(POLL_S)
-            return None
         status, report = (bench_call(command, study.root) for command in ("status", "report"))
         self._console.note(f"{status} shows the progress; then {report}" if after else "no job was submitted")
         return 1 if done.refused else 0

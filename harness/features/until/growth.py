@@ -16,9 +16,8 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.plan.options import LEAST_RUNS
 from reports.analysis.holes import reach
-from reports.analysis.knee import PAYS_FROM, Knee, Size, knee_of, odds_of
+from reports.analysis.knee import LEAST_RUNS, PAYS_FROM, Knee, Size, knee_of, odds_of
 
 MOST_RUNS = 9
 """Runs of the deciding sizes after which further ones are not expected to decide."""

@@ -8,12 +8,11 @@ from statistics import fmean
 
 from msgspec.structs import replace as with_fields
 
-from harness.features.until.growth import NEAR, End, Ladder, Step, next_step
+from harness.features.until.growth import MOST_RUNS, NEAR, End, Ladder, Step, next_step
 from harness.launch.tally import Tally
 from harness.matrix import Rounds
-from harness.plan.options import LEAST_RUNS
-from reports.analysis.holes import SETTLED
-from reports.analysis.knee import PAYS_FROM, judged_sizes
+from reports.analysis.holes import SETTLED, doublings
+from reports.analysis.knee import LEAST_RUNS, PAYS_FROM, judged_sizes
 from reports.analysis.outcomes import NOT_RUN
 from reports.analysis.scaling import Curve
 from reports.analysis.series import MergedSeries, merged_series
@@ -21,7 +20,7 @@ from reports.analysis.study import StudyFigures, analyse
 from reports.text import number, percent
 from results.cell import BASELINE_STRATEGY, Cell
 from results.plan import Plan, Round
-from results.store import Study
+from results.store import Study, utc_now
 
 HOUR_NS = 3600e9
 
@@ -52,6 +51,8 @@ class Growing:
         step, knee = self.step, self.step.knee
         if knee is None or knee.size is None:
             why = "; ".join(sorted(set(self.unclaimed.values())))
+            if step.end is None:
+                return f"{self.name}: {' and '.join(f'{size:,}' for size in step.sizes)} are next."
             return f"{self.name}: fewer than two sizes can be compared{why and f' ({why})'}."
         known = f"odds of {percent(step.odds)}, {percent(self.odds)} asked"
         lost, again = (
@@ -64,17 +65,16 @@ class Growing:
         clauses: dict[End | None, str] = {
             None: f"not certain yet ({known})",
             "certain": f"certain ({known}); {knee.text}",
-            "hole": f"not certain, because {lost} has no figure: --rerun failed runs it again",
+            "hole": f"not certain, because {lost} without a figure may be it: --rerun failed, or more --gpus",
             "runs": f"not certain ({known}{', near the threshold' * near}); {knee.text}",
         }
-        more = f"Another round of {again} takes {self._hours(sum(step.sizes))}; a larger --repeats allows it."
+        repeats = self.ladder.repeats if step.end == "cost" else max(MOST_RUNS, self.ladder.repeats)
+        hours = number(sum(step.sizes) * self.run_ns / HOUR_NS)
+        more = f"Another round of {again} takes {hours} device-hours; --repeats {repeats + 1} allows it."
         clause = clauses["runs" if step.end == "cost" else step.end]
         return (
             f"{self.name}: the size {knee.size:,} is {clause}.{f' {more}' * (step.end in ('cost', 'runs'))}"
         )
-
-    def _hours(self, device_runs: float) -> str:
-        return f"{number(device_runs * self.run_ns / HOUR_NS)} device-hours"
 
     def cost(self, stop: int) -> tuple[float, float]:
         """The runs times their devices if growing stops to pay at a size, and the most of them."""
@@ -107,12 +107,14 @@ def _growing(
     sizes, unclaimed = judged_sizes(curve) if curve else ([], {})
     outcomes = {one.cell.gpus: one.outcome for one in study.failures if one.cell in cells.values()}
     lost = {size: outcome for size, outcome in outcomes.items() if outcome != NOT_RUN}
+    # Beyond a size that cannot be compared, no larger one can.
+    lost |= {size: NOT_RUN for size in cells if unclaimed and size >= min(unclaimed)}
     runs = [run for cell in cells.values() if cell.id in study.cells for run in study.cells[cell.id].runs]
     ladder = Ladder(
         sizes=tuple(cells),
         measured=tuple(one for one in sizes if one.gpus in cells),
-        lost=frozenset({*lost, *unclaimed}),
-        holes=frozenset(unclaimed).union(size for size, outcome in lost.items() if outcome not in SETTLED),
+        lost=frozenset(lost),
+        holes=frozenset(doublings(cells)).union(size for size, how in lost.items() if how not in SETTLED),
         spent=sum(size * plan.wanted(cell.id) for size, cell in cells.items()),
         repeats=max(LEAST_RUNS, plan.request.repeats),
     )
@@ -147,7 +149,7 @@ def grow(study: Study, plans: Sequence[Plan], odds: float, rounds: Rounds) -> tu
         made, is_left = _round(study, plans, odds, rounds)
         exit_code = rounds.run(made) if rounds.run and is_left else None
         done = not is_left or rounds.run is None or exit_code is not None
-        if done or any(map(_lacks, rounds.tallies(made))):
+        if done or any(so_far.planned("launch") for so_far in rounds.tallies(made)):
             return made, exit_code
 
 
@@ -155,12 +157,14 @@ def _round(study: Study, plans: Sequence[Plan], odds: float, rounds: Rounds) -> 
     """The plans of the round that is to be run, or of the last one, and whether it is to be run."""
     say = rounds.console.note if rounds.run else rounds.console.result
     earlier, results, review = study.plans(), study.results(), study.review()
-    last = _last_round(analyse(study.name, earlier, results, review=review), plans, odds)
-    if any(map(_lacks, rounds.tallies(last))):
+    last = _last_round(earlier, plans, rounds.tallies(plans), odds)
+    if any(so_far.planned("launch") for so_far in rounds.tallies(last)):
         return last, True
     found = growing(analyse(study.name, [*earlier, *last], results, review=review), last)
     if found and not any(one.ladder.spent for one in found):
-        say(_bounds(found, rounds.hours(), "GPU" if plans[0].request.device == "cuda" else "device"))
+        one_by_one = [with_fields(plan, request=with_fields(plan.request, repeats=1)) for plan in plans]
+        full, once = rounds.hours(plans), rounds.hours(one_by_one)
+        say(_bounds(found, full, once, "GPU" if plans[0].request.device == "cuda" else "device"))
     else:
         for one in found:
             say(one.sentence)
@@ -168,26 +172,20 @@ def _round(study: Study, plans: Sequence[Plan], odds: float, rounds: Rounds) -> 
     return ([_after(plan, cells) for plan in last] if cells else last), bool(cells)
 
 
-def _last_round(study: StudyFigures, plans: Sequence[Plan], odds: float) -> list[Plan]:
-    """The plans with their last round; before the first one it has the runs that the study has already."""
-    kept = {plan.cells: plan.round for plan in study.plans if plan.round is not None}
-    had = max((plan.last_repeat for plan in study.plans), default=0)
-    runs = {cell_id: len(pool.with_disturbed) for cell_id, pool in study.pools.items() if pool.runs}
+def _last_round(
+    earlier: Sequence[Plan], plans: Sequence[Plan], tallies: Sequence[Tally], odds: float
+) -> list[Plan]:
+    """The plans with their last round, which has the runs that other plans have made since."""
+    had = max((plan.last_repeat for plan in earlier), default=0)
+    kept = {plan.cells: plan.round for plan in earlier if plan.round is not None}
     last = []
-    for plan in plans:
-        own = {cell.id: runs[cell.id] for cell in plan.cells if cell.id in runs}
-        last.append(
-            with_fields(
-                plan,
-                round=with_fields(kept.get(plan.cells) or Round(number=had, odds=odds, runs=own), odds=odds),
-            )
-        )
+    for plan, so_far in zip(plans, tallies, strict=True):
+        own, before = {cell.id: so_far.ok_runs.get(cell.id, 0) for cell in plan.cells}, kept.get(plan.cells)
+        if before is None or before.number < had:
+            runs = {cell: max(ok, before.runs.get(cell, 0) if before else 0) for cell, ok in own.items()}
+            before = Round(number=had, odds=odds, runs={cell: count for cell, count in runs.items() if count})
+        last.append(with_fields(plan, round=with_fields(before, odds=odds)))
     return last
-
-
-def _lacks(so_far: Tally) -> bool:
-    """Whether a run of the plan is missing whose cell has not failed for good."""
-    return bool(so_far.planned("launch"))
 
 
 def _after(plan: Plan, cells: Set[str]) -> Plan:
@@ -195,18 +193,19 @@ def _after(plan: Plan, cells: Set[str]) -> Plan:
     assert plan.round is not None
     runs = {cell.id: plan.round.runs.get(cell.id, 0) + (cell.id in cells) for cell in plan.cells}
     runs = {cell_id: number for cell_id, number in runs.items() if number}
-    return with_fields(plan, round=with_fields(plan.round, number=plan.round.number + 1, runs=runs))
+    after = with_fields(plan.round, number=plan.round.number + 1, runs=runs)
+    return with_fields(plan, round=after, created_at=utc_now())
 
 
-def _bounds(found: Sequence[Growing], hours: float, unit: str) -> str:
-    """State the device-hours of the rounds: at most, and if growing stops to pay at the middle size."""
-    every = sum(one.ladder.repeats * sum(one.ladder.sizes) for one in found)
+def _bounds(found: Sequence[Growing], full: float, once: float, unit: str) -> str:
+    """State the device-hours of the rounds by those of the `full` matrix and of one run of each cell."""
+    every = sum(sum(one.ladder.sizes) for one in found)
     sizes = sorted({size for one in found for size in one.ladder.sizes})
     middle = sizes[(len(sizes) - 1) // 2]
     likely, most = (
-        hours * sum(part) / every for part in zip(*(one.cost(middle) for one in found), strict=True)
+        once * sum(part) / every for part in zip(*(one.cost(middle) for one in found), strict=True)
     )
     return (
         f"by rounds, from small sizes: about {number(likely)} {unit}-hours if growing stops to pay at "
-        f"{middle:,}, {number(most)} at most; the full matrix is expected to take {number(hours)}"
+        f"{middle:,}, {number(most)} at most; the full matrix is expected to take {number(full)}"
     )

@@ -10,15 +10,15 @@ from reports.text import count, moment, percent
 
 def growth_section(study: StudyFigures) -> Section | None:
     """Make the section; None for a study that does not grow by rounds."""
+    plans = list({plan.cells: plan for plan in study.plans if plan.round}.values())
     numbers = {plan.round.number for plan in study.plans if plan.round}
-    plans = [plan for plan in study.plans if plan.round and plan.round.number == max(numbers)]
     series = growing(study, plans)
     if not series:
         return None
     end = "goes on" if any(one.cell_ids for one in series) else "has stopped"
     told = (
         f"The study grew by {count(len(numbers), 'round')} until a size to buy has odds of "
-        f"{percent(series[0].odds)}, and {end}. The last round was planned {moment(plans[0].created_at)}."
+        f"{percent(series[0].odds)}, and {end}. The last round was planned {moment(plans[-1].created_at)}."
     )
     adaptive = (
         "Intervals of this study are adaptive: what had been measured decided how often each size ran, so "

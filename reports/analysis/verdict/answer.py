@@ -80,7 +80,8 @@ def _speed_up(lead: Named) -> str:
     single = against.strategy == BASELINE_STRATEGY and against.gpus == 1
     base = "one device" if single else against.short
     if faster.low is not None and faster.low <= 1:
-        return f"{where} is not shown to be faster than {base} ({_figure(faster)} times)"
+        how = "slower" if faster.high is not None and faster.high < 1 else "not shown to be faster"
+        return f"{where} is {how} than {base} ({_figure(faster)} times)"
     ends = _figure(faster).partition(", ")[2]
     return f"{where} trains {number(faster.value)} times {f'({ends}) ' if ends else ''}as fast as {base}"
 

@@ -67,7 +67,7 @@ class Cluster:
     def grow(
         self, run: Callable[[Sequence[Plan]], int | None] | None = None
     ) -> tuple[list[Plan], int | None]:
-        rounds = Rounds(tallies=self.tallies, hours=lambda: 1.0, run=run, console=QuietConsole())
+        rounds = Rounds(tallies=self.tallies, hours=lambda plans: 1.0, run=run, console=QuietConsole())
         return grow(self.study, [self.plan], 0.95, rounds)
 
     @property
