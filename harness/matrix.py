@@ -222,7 +222,7 @@ class Matrix:
         code = planned_code([_as_one(plans)])
         try:
             self._call.check_all(study, self._to_run(plans), code)
-        except (MachineError, UsageError) as error:
+        except MachineError as error:
             self._console.warn(f"without --dry-run this call is refused: {error}")
         if self._options.until is not None:
             plans = self._grow(study, plans, code)[0]
