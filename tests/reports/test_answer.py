@@ -49,9 +49,9 @@ def test_a_speed_up_whose_interval_has_1_is_not_shown(planted) -> None:
 
 
 def test_two_sizes_of_weak_and_strong_scaling_are_weighed_in_time_and_money() -> None:
-    first, trade = answered(large_study(seed=7)).split(" 8 GPUs take ")
+    first, trade = answered(large_study(seed=7)).split(" For an epoch 8 GPUs take ")
     assert "going from 8 to 16 changes throughput by" in first
-    assert "for an epoch at a global batch of 64; 128 GPUs take" in trade
+    assert " at a global batch of 64, and 128 GPUs take" in trade
     assert "% dearer, if the larger batch trains as well" in trade
 
 

@@ -196,15 +196,13 @@ def _trade(study: StudyFigures, sizes: Sequence[SizeToBuy]) -> Iterator[str]:
         share = second.value / first.value - 1
         dearer = f", {whole_percent(abs(share))} {'dearer' if share >= 0 else 'cheaper'}"
     yield (
-        f"{_told(small)}; {_told(large)}: {number(faster)} times as fast{dearer}, if the larger batch trains "
-        f"as well"
+        f"for {small.basis[2]} {_told(small)} at a global batch of {small.cell.global_batch:,}, and "
+        f"{_told(large)} at {large.cell.global_batch:,}: {number(faster)} times as fast{dearer}, if the "
+        f"larger batch trains as well"
     )
 
 
 def _told(cost: CellCost) -> str:
-    time, usd, of = cost.basis
+    time, usd, _ = cost.basis
     paid = f" and {metric(usd).value}" if usd else ""
-    where = devices(cost.cell.gpus, cost.cell.device)
-    return (
-        f"{where} take {duration(time.value)}{paid} for {of} at a global batch of {cost.cell.global_batch:,}"
-    )
+    return f"{devices(cost.cell.gpus, cost.cell.device)} take {duration(time.value)}{paid}"
