@@ -483,7 +483,7 @@ class Limit:
     hint: str = ""
     """Advice by which a larger cell would run."""
     where: str = "this machine"
-    """What has the devices."""
+    """The owner of the devices, in words."""
     trains: bool = False
     """Whether the cells are trained, and not measured."""
     link: str | None = None

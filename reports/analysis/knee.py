@@ -147,7 +147,7 @@ class Size:
     """The round of each run in a study that grows by rounds; empty: every size was run in each repeat."""
 
     def within(self, rounds: Set[int]) -> Sequence[float]:
-        """The step times of its runs in some rounds, of all if there are no rounds."""
+        """The step times of its runs in these rounds, or of all runs if none is in them."""
         return [
             step for step, one in zip(self.steps, self.rounds, strict=False) if one in rounds
         ] or self.steps

@@ -108,7 +108,7 @@ class _Known:
     limits: Mapping[str, int] = field(default_factory=dict)
     """The limits of a job of this user."""
     words: str | None = None
-    """What Slurm says of the nodes; None if the profile or flags say it."""
+    """Slurm's description of the nodes; None if the profile or flags give it."""
     unknown: str | None = None
     """Why the call has to be refused; None if it has not."""
     most: int | None = None
@@ -266,8 +266,9 @@ class SlurmCall(JobCall):
         submitter = Submitter(study, client, self._site, self._console)
         done = submitter.submit(documents, feed=self._feed)
         after = [*live_ids(found), *done.taken]
-        # A round that lacks runs after its jobs needs a person: no job submits it again without end.
-        again = any(status.job.plan == documents[0].job.plan for status in found)
+        # A round that lacks runs after its jobs needs a person: no job submits its cells again without end.
+        cells = {cell for document in documents for cell in document.job.cells}
+        again = any(one.job.plan == documents[0].job.plan and cells & {*one.job.cells} for one in found)
         grows = plan.round is not None and not again
         followed = self._follow(submitter, study, self.maker(study, plan, code), after, done, grows=grows)
         if done.left and not (followed and self._feed == "depend"):

@@ -42,7 +42,7 @@ class Ladder:
     lost: frozenset[int] = frozenset()
     """The sizes that have failed for good, or make no claim."""
     holes: frozenset[int] = frozenset()
-    """The sizes of `lost` that another run might change."""
+    """The sizes at which another run may show the answer: some of `lost`, and unplanned doublings."""
     spent: int = 0
     """Runs up to now, each times its devices."""
     repeats: int = LEAST_RUNS

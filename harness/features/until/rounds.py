@@ -198,7 +198,7 @@ def _after(plan: Plan, cells: Set[str]) -> Plan:
 
 
 def _bounds(found: Sequence[Growing], full: float, once: float, unit: str) -> str:
-    """State the device-hours of the rounds by those of the `full` matrix and of one run of each cell."""
+    """Estimate the rounds from the device-hours of the `full` matrix and of running each cell `once`."""
     every = sum(sum(one.ladder.sizes) for one in found)
     sizes = sorted({size for one in found for size in one.ladder.sizes})
     middle = sizes[(len(sizes) - 1) // 2]
