@@ -178,7 +178,8 @@ ProofMethod = Literal["serial-simulation", "sampled-gradients", "replica-agreeme
 
 
 class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """One value a step and column, this rank's own clock."""
+    """One value a step and column, this rank's own clock. The columns of the phases are empty where bench did
+    not take the steps."""
 
     step_ns: list[int] = []
     data_ns: list[int] = []
@@ -193,8 +194,9 @@ class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         # Written out, because a study may have 100,000 records.
-        alike = len(self.step_ns) == len(self.data_ns) == len(self.forward_ns) == len(self.backward_ns)
-        if not alike or not len(self.step_ns) == len(self.optimizer_ns) == len(self.loss):
+        steps = len(self.step_ns)
+        alike = len(self.data_ns) == len(self.forward_ns) == len(self.backward_ns) == len(self.optimizer_ns)
+        if not alike or len(self.data_ns) not in (0, steps) or len(self.loss) != steps:
             lengths = {name: len(getattr(self, name)) for name in self.__struct_fields__}
             raise ValueError(f"the columns differ in length: {lengths}")
 
@@ -255,12 +257,14 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     units: int
     """Images, tokens or samples: the workload's unit of throughput."""
     unit: str
-    parameters: int
+    parameters: int | None
+    """None where bench did not build the model."""
     flops: int | None
     """Forward and backward of those samples, without recomputation; 1 MAC = 2 FLOP."""
-    exchange_payload_bytes: int
-    """Bytes of the buffers that this rank handed to collectives and sends in one step; 0 for none."""
-    exchange_operations: float
+    exchange_payload_bytes: int | None
+    """Bytes of the buffers that this rank handed to collectives and sends in one step; 0 for none, None where
+    nobody counts them."""
+    exchange_operations: float | None
     """Operations of the mean step: a strategy that exchanges only in some steps has a fraction."""
     updates: int | None = None
     """Updates of the optimizer in all measured steps, counted: fewer than steps if a loss scaler skipped

@@ -65,11 +65,12 @@ def _losses_of_warmup(old: Json) -> Json:
 #   plan 4, launch 5  unreleased  order, instead of training and network
 #   rank-record -  unreleased  measured, of kinds of study of other packages
 #   plan    -  unreleased  round
+#   rank-record 6  unreleased  steps without phases; work whose parameters and exchange are unknown
 PLAN = Schema("plan", 4, Plan, upgrades={3: _one_order})
 CELL = Schema("cell", 3, Cell)
 LAUNCH = Schema("launch", 5, Launch, upgrades={4: _one_order})
 ATTEMPT = Schema("attempt", 2, Attempt, measured=True)
-RANK_RECORD = Schema("rank-record", 5, RankRecord, upgrades={4: _losses_of_warmup}, measured=True)
+RANK_RECORD = Schema("rank-record", 6, RankRecord, upgrades={4: _losses_of_warmup}, measured=True)
 RUN_RESULT = Schema("run-result", 4, RunResult, measured=True)
 JOB = Schema("job", 2, Job)
 SUBMISSION = Schema("submission", 1, Submission)

@@ -28,6 +28,8 @@ def step_budget(
     time less all parts, and so contains what changed on the machine in between. One rank has only input and
     compute, the step less its input and less what it has beyond its phases.
     """
+    if not phase_ns:
+        return None
     if len(ranks) == 1:
         nothing = Metric(value=0.0, unit="ns", low=None, high=None, samples=1, interval=None)
         return StepBudget(
@@ -55,7 +57,9 @@ def _bubble_is_unknown(ranks: Sequence[RankRecord]) -> bool:
 
 
 def why_no_accounts(ranks: Sequence[RankRecord]) -> str:
-    """Why a run of several ranks has no budget."""
+    """Why a run has no budget."""
+    if not ranks[0].steps.data_ns:
+        return "bench did not take the steps, and knows no parts of them"
     if _bubble_is_unknown(ranks):
         return "what a pipeline's stages wait for each other is not recorded, and would count as transfer"
     if all(rank.quads is not None and rank.quads.on_first_ns for rank in ranks):

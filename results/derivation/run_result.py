@@ -227,7 +227,7 @@ def _measured(facts: RunResult, cell: Cell, ranks: list[RankRecord], *, startup_
         spent_ns={part: max(rank.spent_ns.get(part, 0) for rank in ranks) for part in first.spent_ns},
         warnings=(
             *_warnings(ranks),
-            *_warnings_of_figures(phases["other"] / step_ns.value, accounts["telemetry"]),
+            *_warnings_of_figures(phases.get("other", 0.0) / step_ns.value, accounts["telemetry"]),
         ),
         absent=absent | no_rates | no_accounts,
     )
@@ -261,8 +261,8 @@ def _rates(cell: Cell, ranks: list[RankRecord], seconds: float) -> tuple[dict[st
         "flops_per_step": total,
         "flops_per_s": rate,
         "mfu": mfu,
-        "exchange_payload_bytes": max(work.exchange_payload_bytes for work in works),
-        "exchange_operations": max(work.exchange_operations for work in works),
+        "exchange_payload_bytes": _largest(work.exchange_payload_bytes for work in works),
+        "exchange_operations": _largest(work.exchange_operations for work in works),
         "bubble_ideal": works[0].bubble_ideal,
     }
     return rates, {"mfu": why} if why else {}
@@ -344,7 +344,10 @@ def _longest(rows: list[list[int]]) -> Ints:
 
 
 def _phases(ranks: Sequence[RankRecord], step_ns: float) -> dict[str, float]:
-    phases = {}
+    """Return the mean times of the phases of a step; empty where bench did not take the steps."""
+    phases: dict[str, float] = {}
+    if not ranks[0].steps.data_ns:
+        return phases
     for phase in PHASES:
         columns = (getattr(rank.steps, f"{phase}_ns") for rank in ranks)
         phases[phase] = float(np.mean([sum(column) / len(column) for column in columns]))

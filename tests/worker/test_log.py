@@ -37,7 +37,7 @@ for number in range({lines}):
 while os.fstat(2).st_size > MOST_BYTES:
     time.sleep(0.01)
 os.write(2, b"the last words\\n")
-print(size)
+print(size, flush=True)
 os._exit(3)
 """
 

@@ -201,7 +201,7 @@ class Stopwatch:
             self.after_block(block)
             own.append(mine)
             walls.append(wall)
-            stop = _stop(walls, policy, kept)
+            stop = stop_of(walls, policy, kept)
         self._timed_ns = sum(walls)
         return Measured(columns=columns, blocks_ns=own, block_steps=steps, stop=stop)
 
@@ -409,7 +409,7 @@ class Stopwatch:
         return mine, wall, columns
 
 
-def _stop(walls: list[float], policy: StepPolicy, kept: int) -> Stop | None:
+def stop_of(walls: list[float], policy: StepPolicy, kept: int) -> Stop | None:
     """Why no further block follows, if none does; the budget has to last for `kept` blocks more."""
     if len(walls) < policy.min_blocks:
         return None

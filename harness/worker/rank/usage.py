@@ -135,7 +135,8 @@ def _own_s(cores: frozenset[int], starter: psutil.Process) -> float:
         except psutil.Error:
             continue
         if cores.intersection(allowed):
-            total += times.user + times.system
+            # Those of children that have ended are in no other process.
+            total += times.user + times.system + times.children_user + times.children_system
     return total
 
 
