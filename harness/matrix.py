@@ -98,6 +98,10 @@ class Matrix:
         self._requests = self._requested(options, folder.resolve())
         self._request = self._requests[0]
         """The first request, for the fields that are equal in the requests of all settings."""
+        order = make(self._request) if (make := hook("order")) is not None else None
+        if order is not None and self.order is not None:
+            raise UsageError(f"bench does not train {self._request.workloads[0]}: bench matrix measures it")
+        self.order = self.order or order
         self._name = options.name or (plain_name(study_file.stem) if study_file else None)
         self._root = Path(options.out) if options.out else RUNS / self._folder_name()
         self._began = time.monotonic()
@@ -244,7 +248,7 @@ class Matrix:
         folder = Path(self._request.source_folder or Path.cwd())
         smallest: dict[tuple[str, str], int] = {}
         for cell in plan.cells:
-            if cell.source_hash is not None:
+            if facts(WORKLOADS.parse(cell.workload)).own_code:
                 key = cell.workload, cell.dataset
                 smallest[key] = min(cell.micro_batch, smallest.get(key, cell.micro_batch))
         for (workload, dataset), samples in smallest.items():

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from results import files
 from results.errors import ExtensionError
+from results.version import VERSION
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -35,6 +36,8 @@ GROUPS = MappingProxyType(
     }
 )
 """Groups of entry points by the noun for one member."""
+OWN = "bench"
+"""The package of the names that features add."""
 CODE = frozenset((".py", ".so", ".pyd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h"))
 """Suffixes of a package's code: Python, compiled modules, and sources that are compiled when they are
 used."""
@@ -54,6 +57,11 @@ class Extension:
     def __str__(self) -> str:
         noun = next(noun for noun, group in GROUPS.items() if group == self.group)
         return f"{noun} {self.name!r} of the package {self.package} {self.version}"
+
+    @property
+    def own(self) -> bool:
+        """Whether a feature of bench adds it."""
+        return self.package == OWN
 
     def load(self) -> Any:
         """Import the object that the entry point names.
@@ -112,15 +120,15 @@ class Extension:
 
 
 def extensions(noun: str, built_in: Collection[str] = ()) -> Mapping[str, Extension]:
-    """The extensions of other packages of one noun of `GROUPS`, by name; they are not imported.
+    """The extensions of one noun of `GROUPS`, of other packages and of features, by name.
 
-    Raises ExtensionError for a name of two packages, and for one that is `built_in`.
+    They are not imported. Raises ExtensionError for a name of two packages, and for one that is `built_in`.
     """
     found: dict[str, Extension] = {}
-    for one in _every():
+    for one in (*_of_features(noun), *_every()):
         if one.group != GROUPS[noun]:
             continue
-        if one.name in built_in:
+        if one.name in built_in and not one.own:
             raise ExtensionError(
                 f"{one} has a name of bench's own: give it another name, or uninstall the package: "
                 f"pip uninstall {one.package}"
@@ -132,6 +140,18 @@ def extensions(noun: str, built_in: Collection[str] = ()) -> Mapping[str, Extens
             )
         found[one.name] = one
     return found
+
+
+def _of_features(noun: str) -> Iterator[Extension]:
+    """Yield the members that features of bench add to the catalog of this noun."""
+    from importlib.metadata import EntryPoint
+
+    from results.features import features
+
+    for feature in features().values():
+        for name, place in feature.members.get(noun, {}).items():
+            point = EntryPoint(name=name, value=place, group=GROUPS[noun])
+            yield Extension(group=GROUPS[noun], name=name, package=OWN, version=VERSION, point=point)
 
 
 @cache

@@ -21,7 +21,9 @@ from results.registry import load
 
 T = TypeVar("T")
 TABLE = "harness.features"
-Hook = Literal["find_batches", "fit_batches", "grow", "measure_noise", "nights", "preflight", "status"]
+Hook = Literal[
+    "find_batches", "fit_batches", "grow", "measure_noise", "nights", "order", "preflight", "read", "status"
+]
 """Functions of features that the core calls where they are there; `hook` says how.
 
 - `fit_batches(request, earlier, limit) -> request`: `--batch-size auto` with the batches that earlier plans
@@ -32,7 +34,11 @@ Hook = Literal["find_batches", "fit_batches", "grow", "measure_noise", "nights",
   certain (`--until`). `rounds` is a `harness.matrix.Rounds`; the plans of the last round are returned.
 - `measure_noise(budget, baselines) -> exit code`: `bench doctor --noise`.
 - `nights(folder, console) -> Section or None`: the changes between the nights in a folder.
+- `order(request) -> Order or None`: the work of the ranks on cells that bench does not measure as it measures
+  its own workloads.
 - `preflight(nodes, slow_below, options) -> exit code`: `bench doctor --nodes`.
+- `read(options, folder) -> options`: the options of a study with the names that only a feature's workloads
+  know in their canonical form; `folder` is the one that paths are relative to.
 - `status(folder) -> sentence or None`: what a folder without a study holds.
 """
 
@@ -105,6 +111,12 @@ class Kind:
     other packages."""
     has_steps: bool = True
     """Whether a good run needs step times; otherwise a cell with a good run is complete without figures."""
+    proves: bool = True
+    """Whether its runs can be proven; otherwise answers rest on unproven cells, and say so."""
+    losses: str = ""
+    """The place of a function of a study and the runs of a cell, oldest first, to its final losses: the mean
+    over the last fifth of the first N steps by N; None: not finite, or not recorded. Cells that differ in
+    their seed alone are then one subject of `bench compare`. Empty: no losses."""
     file: str = ""
     """The file in a study's folder by which a study without plans is known to be of this kind; not looked for
     with kinds of other packages."""
@@ -123,6 +135,11 @@ class Feature:
     given: Mapping[str, Given] = field(default_factory=dict)
     """Options of commands without their dashes; `Reading.given` has the values of `bench report` by name."""
     launchers: Mapping[str, LauncherPlace] = field(default_factory=dict)
+    members: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Places of what it adds to catalogs, by the noun of the catalog (`workload`, `strategy`) and by name."""
+    targets: Mapping[str, str] = field(default_factory=dict)
+    """Trackers of `bench export --to` by name: each place has a function that takes the figures of a study,
+    its folder and `redact`, and returns a sentence for the terminal."""
     inner: tuple[str, ...] = ()
     """Folders in a study's folder that hold studies of short runs, which may be older than its plan."""
     hooks: Mapping[Hook, str] = field(default_factory=dict)

@@ -60,8 +60,8 @@ class StrategyFacts(CatalogFacts):
     places = ("model",)
     engine: ClassVar[Engine | None] = None
     """The package that trains, and that need not be installed; None: torch and bench do."""
-    distributed: ClassVar[bool] = True
-    """Whether it uses more than one rank."""
+    distributed: ClassVar[bool | None] = True
+    """Whether it uses more than one rank; None: it takes any number of them."""
     bucket_copies: ClassVar[int] = 0
     """Copies of all trained parameters that a rank has in addition to them and their gradients (buckets)."""
     takes_ddp_hooks: ClassVar[bool] = False
@@ -90,6 +90,10 @@ class StrategyFacts(CatalogFacts):
         Raises SpecError, with advice, if the ranks do not divide into groups.
         """
         return GroupLayout(replicate=ranks)
+
+    def applies(self, workload: str) -> bool:
+        """Return whether it is a strategy of a workload. The matrix has no point for another workload."""
+        return True
 
     def refusal(self, cell: Cell) -> str | None:
         """Return why this strategy's own rules refuse a cell, as a sentence; None if they do not."""

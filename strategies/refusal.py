@@ -109,7 +109,7 @@ def _ranks(cell: Cell, strategy: StrategyFacts) -> str | None:
     """Return why a strategy is refused on too few or too many ranks."""
     if strategy.distributed and cell.gpus < 2:
         return f"needs at least 2 ranks; on 1 use {BASELINE_STRATEGY}"
-    if not strategy.distributed and cell.gpus != 1:
+    if strategy.distributed is False and cell.gpus != 1:
         return f"runs on 1 rank only; on more use {REFERENCE_STRATEGY}"
     return None
 

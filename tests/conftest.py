@@ -34,6 +34,8 @@ from results.job_store import JobStore
 from results.outcome import Outcome
 from results.run import RunResult
 from results.store import Study
+from strategies.catalog import STRATEGIES
+from workloads.catalog import MEMBERS, WORKLOADS
 
 pytest_plugins = ["command_fixtures", "perf_fixtures", "record_fixtures", "slurm_fixtures", "study_fixtures"]
 """Fixtures of tests/laws, which tests of the core and of features use."""
@@ -43,6 +45,17 @@ GRACE_S = 5.0
 """For the other ranks to answer after one has failed: they may wait for it in a collective."""
 PATIENCE_S = 1200.0
 """For the ranks to answer: more than the slowest test takes on a busy machine, as it only ends what hangs."""
+
+
+@pytest.fixture(autouse=True)
+def no_members_of_features() -> Iterator[None]:
+    """Take the members of features out of the catalogs again, which have them once a text has named them."""
+    yield
+    for name in [name for name, one in STRATEGIES.offered.items() if one.own and name in STRATEGIES]:
+        STRATEGIES.forget(name)
+    for name in [name for name, one in WORKLOADS.offered.items() if one.own and name in MEMBERS]:
+        del WORKLOADS.entries[name], MEMBERS[name]
+        WORKLOADS._parsed.clear()
 
 
 class Pool:

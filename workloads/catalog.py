@@ -56,6 +56,7 @@ class UserShape(Shape):
             family="py",
             builder=self.function,
             own_code=True,
+            hashed_by="workloads.source:source_hash",
             unit=unknown,
             units_per_sample=unknown,
             parts=unknown,

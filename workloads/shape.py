@@ -40,6 +40,9 @@ class WorkloadFacts:
     """MODULE:FUNCTION that makes the shape a `workloads.Workload`; imported when a model is built."""
     own_code: bool = False
     """Whether the builder is a user's file in the study's folder, which is called without the shape."""
+    hashed_by: str | None = None
+    """The place of a function from the positional of a text and the study's folder to a hash over the
+    files of the user that ranks run; None: they run none."""
     unit: WorkUnit | Unknown
     """The unit of throughput."""
     units_per_sample: int | Unknown

@@ -75,7 +75,7 @@ def _rows_of(kind: str) -> list[tuple[str, str, str]]:
 def _origin(catalog: Catalog, name: str) -> str:
     """Return which package a name is of, and why the engine that it needs cannot be used here."""
     extension = catalog.offered.get(name)
-    of = "" if extension is None else f" (of {extension.package} {extension.version})"
+    of = "" if extension is None or extension.own else f" (of {extension.package} {extension.version})"
     kinds = catalog.all_facts if isinstance(catalog, Registry) else ()
     engines = (getattr(facts, "engine", None) for facts in kinds if facts.name == name)
     missing = next((engine.missing for engine in engines if engine is not None), None)

@@ -176,7 +176,7 @@ def packages_of(cells: Collection[Cell], *orders: Order | None) -> dict[str, str
         f"{catalog.kind} {name}": catalog.offered[name].code
         for catalog, named in texts
         for name in sorted({split(text)[0] for text in named})
-        if name in catalog.offered
+        if name in catalog.offered and not catalog.offered[name].own
     }
     kinds = extensions("kind")
     for name in sorted({order.kind for order in orders if order is not None}):

@@ -26,11 +26,12 @@ from results.cell import BASELINE_STRATEGY, Cell
 from results.errors import SpecError, UsageError
 from results.notation import read_link
 from results.plan import EXCLUDED, Pattern, Plan, Request, Rule, Series, SeriesId, Skip, named
+from results.registry import load
 from strategies.catalog import OPTIMIZERS, group_layout
 from strategies.refusal import refusal
 from workloads import catalog as workloads
 from workloads.datasets.facts import DATASETS
-from workloads.source import file_hash, source_hash
+from workloads.source import file_hash
 
 _DOUBLINGS = 7
 """The advice for a cell that does not fit tries its number of workers, and doubles it up to 64 times."""
@@ -306,7 +307,7 @@ def base_cell(request: Request, workload: str) -> Cell:
         env=request.env,
         memory_limit_mb=request.memory_limit_mb,
         steps=request.steps,
-        source_hash=source_hash(known.builder, folder) if known.own_code else None,
+        source_hash=None if known.hashed_by is None else load(known.hashed_by)(str(spec.positional), folder),
         dataset_hash=None if file is None else file_hash(folder / file),
     )
 

@@ -14,6 +14,7 @@ from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED
 from results.errors import UsageError
 from results.notation import NO_LINK
 from results.plan import Pattern, Plan, Request, Rule, SeriesId, Skip, named
+from strategies.catalog import STRATEGIES
 from workloads.catalog import MEMBERS, WORKLOADS
 
 
@@ -116,10 +117,11 @@ def series_of(request: Request) -> Iterator[SeriesId]:
             ]
         yield from dict.fromkeys(batches)
         return
-    axes = (request.strategies, request.compressions, request.collectives, request.links, request.scalings)
+    axes = (request.compressions, request.collectives, request.links, request.scalings)
     for workload in request.workloads:
         own = request.batch_sizes or (MEMBERS[WORKLOADS.parse(workload).name].batch,)
-        for strategy, compression, collective, link, scaling in product(*axes):
+        named = [name for name in request.strategies if STRATEGIES.facts(name).applies(workload)]
+        for strategy, compression, collective, link, scaling in product(named, *axes):
             for batch_size in (scaling == "strong" and request.global_batch_sizes) or own:
                 yield SeriesId(
                     workload=workload,

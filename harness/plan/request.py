@@ -20,6 +20,7 @@ from results.cell import (
     StepPolicy,
 )
 from results.errors import UsageError
+from results.features import hook
 from results.notation import NO_LINK, link_text, read_link
 from results.parts import Unknown
 from results.plan import Pattern, Request
@@ -61,6 +62,8 @@ def make_requests(options: StudyFile, *, machine_has_cuda: bool, source_folder: 
     are UsageErrors.
     """
     check_values(options, lambda name: BY_NAME[name].flag)
+    if (read := hook("read")) is not None:
+        options = read(options, source_folder)
     made = (_request(one, machine_has_cuda, source_folder) for one in combinations(options))
     return tuple(dict.fromkeys(made))
 
@@ -89,7 +92,8 @@ def _request(options: StudyFile, machine_has_cuda: bool, source_folder: Path) ->
     named = [*axes["workload"], *(pattern.workload for pattern in include if pattern.workload is not None)]
     _require_fit(dataset, named)
     reads_files = DATASETS.facts(dataset).file is not None
-    reads_files |= any(facts(WORKLOADS.parse(text)).own_code for text in named)
+    known = [facts(WORKLOADS.parse(text)) for text in named]
+    reads_files |= any(each.hashed_by is not None for each in known)
     others = {name: value for name in _COPIED_OPTIONS if (value := getattr(options, name)) is not None}
     request = Request(
         workloads=axes["workload"],

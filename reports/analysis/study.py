@@ -230,7 +230,8 @@ def analyse(
         )
         for cell_id, cell in cells.items()
     }
-    bought = assumptions is not None and assumptions.unproven
+    kind = plans[-1].kind if plans else MEASURED
+    bought = (assumptions is not None and assumptions.unproven) or not kind.proves
     figures = {cell_id: cell_figures(runs, unproven=bought) for cell_id, runs in pools.items()}
     found = {cell_id: one for cell_id, one in figures.items() if one is not None}
     drifted = drift(review.counted(results))
@@ -256,7 +257,7 @@ def analyse(
         assumptions=assumptions or Assumptions(),
         review=review,
         approval=review.approval(results)[0],
-        kind=plans[-1].kind if plans else MEASURED,
+        kind=kind,
     )
 
 

@@ -153,6 +153,8 @@ class Run:
         """The transports that NCCL uses, on any rank."""
         self.program: Program | None = None
         """The description of the model that was built; None before that."""
+        self.surroundings: dict[str, Any] = {}
+        """Fields of the record's `Environment` that differ from this process's."""
         self.model: weakref.ref[torch.nn.Module] | None = None
         """A weak reference to the model, which shows whether it has been freed."""
         self._started_at = utc_now()
@@ -187,7 +189,10 @@ class Run:
             evidence=around.evidence,
             started_at=self._started_at,
             ended_at=utc_now(),
-            environment=around.environment(self.cell, transports=self.transports, program=self.program),
+            environment=msgspec.structs.replace(
+                around.environment(self.cell, transports=self.transports, program=self.program),
+                **self.surroundings,
+            ),
             warnings=[
                 *around.launch.warnings,
                 *around.warnings,
