@@ -16,8 +16,8 @@ PYTEST := PERF_BRIEF=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist load
 # Where the environment forbids Python to write bytecode, each process of the tests would compile all it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test coverage quick seam compat engines planted knee gallery soak resume lint types contracts perf perf-gate gpu \
-  reference docs format constraints clean
+.PHONY: demo test coverage quick seam compat engines programs planted knee gallery soak resume lint types contracts \
+  perf perf-gate gpu reference docs format constraints clean
 
 demo: $(VENV)/.installed
 	$(BIN)/bench matrix docs/studies/demo.yaml
@@ -118,6 +118,23 @@ $(ENGINES)/.installed: $(VENV)/.installed-dev
 	  --constraint constraints.txt 'deepspeed==0.19.8'
 	touch $@
 
+# Programs that others wrote, under bench (docs/programs.md), and uploads to trackers, in an environment like that of
+# engines. DeepSpeed's program runs in theirs, if it is there. torchtitan lends its log line alone: it needs a GPU to run.
+PROGRAMS := $(VENV)-programs
+TRACKERS := $(wildcard tests/features/trackers/requirements.txt)
+programs: $(PROGRAMS)/.installed
+	FOREIGN=1 PERF_BRIEF=1 OMP_NUM_THREADS=1 $(BIN)/pytest -q -m "not long" tests/features/programs/test_foreign.py
+	$(if $(TRACKERS),PERF_BRIEF=1 OMP_NUM_THREADS=1 $(PROGRAMS)/bin/python -m pytest -q -m "not long" $(dir $(TRACKERS)))
+
+$(PROGRAMS)/.installed: $(VENV)/.installed-dev tests/features/programs/foreign/requirements.txt $(TRACKERS)
+	$(BIN)/python -m venv --clear $(PROGRAMS)
+	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" \
+	  > "$$($(PROGRAMS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/first.pth"
+	$(PROGRAMS)/bin/pip --disable-pip-version-check install --quiet --constraint constraints.txt \
+	  $(addprefix --requirement ,$(filter %.txt,$^))
+	$(PROGRAMS)/bin/pip --disable-pip-version-check install --quiet --no-deps 'torchtitan==0.3.0'
+	touch $@
+
 # The speed and memory goals of docs/evidence.md, measured on this machine.
 perf: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/perf tests/features/*/test_*_speed.py -s
@@ -171,4 +188,4 @@ $(VENV)-gpu/.installed: pyproject.toml tests/gpu/environment.py
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-gpu $(COMPAT) $(ENGINES) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks .coverage* site
+	rm -rf $(VENV) $(VENV)-gpu $(COMPAT) $(ENGINES) $(PROGRAMS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks .coverage* site

@@ -55,6 +55,8 @@ ALLOWED = {
     ("harness/plan/study_file.py", "hierarchical"): "as above",
     ("harness/features/__init__.py", "slurm"): "the registry",
     ("harness/features/__init__.py", "kubernetes"): "the registry",
+    ("harness/features/programs/file.py", "deepspeed"): "the launcher of that name",
+    ("harness/features/programs/worker/shim.py", "deepspeed"): "the library of that name",
     ("harness/machine/code.py", "slurm"): "the package of that name",
     ("workloads/source.py", "slurm"): "as above",
     ("strategies/training/flops.py", "topk"): "an operator of torch",

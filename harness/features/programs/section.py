@@ -1,0 +1,68 @@
+"""The section of programs that bench did not train: which rank is slow, and which losses are unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from harness.features.programs.reading import Waits, interpreter_words, slow_words
+from reports import fields
+from reports.analysis.figures import CellFigures
+from reports.analysis.study import StudyFigures
+from reports.page.looks import cell_label
+from reports.page.section import Block, Bullets, Definition, Paragraph, Section, Table
+from reports.table import Column, figures, table, words
+from results.grouping import grouped
+
+DEFINITION = Definition(
+    "method-program-wait",
+    "Wait of a program's ranks",
+    "Time of a step that a rank spends inside of collectives. Ranks that train together leave each exchange "
+    "together, so that their steps take equally long: the slow rank is the one that waits least.",
+)
+
+
+def program_section(study: StudyFigures) -> Section | None:
+    """Make the section; None for a study without programs."""
+    waits: Mapping[str, Waits] = study.added.get("program") or {}
+    cells = [study.cells[cell_id] for cell_id in waits if cell_id in study.cells]
+    if not cells:
+        return None
+    columns: list[Column[CellFigures]] = [
+        words("cell", lambda one: cell_label(study, one.cell)),
+        figures("least wait", lambda one: _end(waits[one.cell.id], min), anchor=DEFINITION.anchor),
+        figures("most wait", lambda one: _end(waits[one.cell.id], max), anchor=DEFINITION.anchor),
+        words("slow rank", lambda one: slow_words(one.cell, waits[one.cell.id])),
+        figures("last loss", lambda one: fields.number(one.newest.loss_last), anchor="method-losses"),
+    ]
+    told = (
+        "bench did not train these cells. Their steps and times are measured; that they train, and what of "
+        "their communication is exposed, is not known."
+    )
+    blocks: list[Block] = [
+        Paragraph(told, "plain"),
+        Table(table(cells, columns), "Programs, by their newest runs"),
+    ]
+    reasons = {
+        one.why_not or f"waits by {one.by}" for one in waits.values() if one.by_rank_ns is None or one.by
+    }
+    own = grouped((interpreter_words(one.newest), one.cell.workload) for one in cells)
+    reasons |= {f"{', '.join(sorted(set(names)))}: run by {words}" for words, names in own.items() if words}
+    notes = (*sorted(reasons), *dict.fromkeys(note for one in waits.values() for note in one.notes))
+    blocks += [Bullets((*_unlike(cells), *notes))]
+    title = "Programs that bench did not write"
+    return Section(anchor="program", title=title, blocks=tuple(blocks), definitions=(DEFINITION,))
+
+
+def _end(waits: Waits, which: Callable[[Sequence[float]], float]) -> fields.Field:
+    return fields.duration(which(waits.by_rank_ns) if waits.by_rank_ns else None)
+
+
+def _unlike(cells: Sequence[CellFigures]) -> Iterator[str]:
+    """Name the programs whose strategies cannot be compared by their losses."""
+    alike = grouped(((one.cell.workload, one.cell.gpus, one.cell.global_batch), one) for one in cells)
+    for (workload, gpus, _), several in alike.items():
+        if len(several) > 1 and not all(one.newest.losses for one in several):
+            yield (
+                f"{workload} on {gpus}: not all losses are known: equal work of its strategies is the "
+                f"claim of whoever wrote the program"
+            )

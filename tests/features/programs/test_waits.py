@@ -1,0 +1,62 @@
+"""The slow rank of a program is the one that waits least for the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from golden_laws import GoldenLaws
+
+from harness.features.programs.reading import waits_of
+from harness.features.programs.records import PROGRAM_RUN, ProgramRun
+
+MS = 1_000_000
+
+
+class TestGolden(GoldenLaws):
+    golden = Path(__file__).with_name("golden")
+    schemas = (PROGRAM_RUN,)
+
+
+def kept(*rows: list[int] | None) -> list[ProgramRun]:
+    """The files of ranks by their waits in ms, one a block; None: the waits are unknown."""
+    return [
+        ProgramRun(
+            rank=rank,
+            waits_ns=None if row is None else [wait * MS for wait in row],
+            waits_by=None if row is None else "collectives",
+            why_no_waits="nobody knows" if row is None else None,
+            steps_seen=30,
+        )
+        for rank, row in enumerate(rows)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "slow"),
+    [
+        # Of steps of 100 ms, rank 1 waits 30 ms less than the other, in each block.
+        (([40, 41, 39], [10, 11, 9]), 1),
+        # 4 ms of 100 are too few to call a rank slow.
+        (([40, 41, 39], [36, 37, 35]), None),
+        # On average it is 10 ms, and in one of the blocks the other rank waited less.
+        (([40, 10, 40], [20, 20, 20]), None),
+        # The slow one has to wait less than each other rank.
+        (([40, 41, 39], [10, 11, 9], [11, 12, 10]), None),
+        (([40, 41, 39], [10, 11, 9], [30, 31, 29]), 1),
+    ],
+)
+def test_the_slow_rank_waits_less_than_each_other_in_all_blocks(rows, slow) -> None:
+    found = waits_of(kept(*rows), ranks=len(rows), step_ns=100.0 * MS)
+    assert found.slow == slow
+
+
+def test_with_an_unknown_rank_no_rank_is_slow() -> None:
+    found = waits_of(kept([40, 40], None), ranks=2, step_ns=100.0 * MS)
+    assert (found.by_rank_ns, found.slow, found.why_not) == (None, None, "nobody knows")
+
+
+def test_a_lost_file_is_told() -> None:
+    found = waits_of(kept([40, 40]), ranks=2, step_ns=100.0 * MS)
+    assert found.by_rank_ns is None
+    assert found.why_not
