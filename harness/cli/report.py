@@ -179,22 +179,32 @@ def report_command(
 
 FORMATS = ("markdown", "csv", "json", "parquet", "latex")
 TABLES = ("cells", "runs", "ranks", "losses", "skips")
+TARGETS = joined(lambda one: one.targets)
 
 
 @click.command(name="export")
 @click.argument("studies", metavar="STUDY...", nargs=-1, required=True)
-@click.option("--format", "form", type=click.Choice(FORMATS), required=True, help="what to make")
+@click.option("--format", "form", type=click.Choice(FORMATS), help="what to make")
+@click.option("--to", type=click.Choice([*TARGETS]), help="send each cell as a run to this tracker instead")
 @click.option("--table", type=click.Choice(TABLES), help="one table of CSV or Parquet, not all of them")
 @click.option("-o", "--output", metavar="PATH", help="a file; for CSV and Parquet without --table, a folder")
 @click.option("--redact", is_flag=True, help="without hosts, users, paths, addresses and device ids")
 @compare_over
 @cost_options
 def export_command(
-    studies: tuple[str, ...], form: str, table: str | None, output: str | None, *, redact: bool, **others: Any
+    studies: tuple[str, ...],
+    form: str | None,
+    to: str | None,
+    table: str | None,
+    output: str | None,
+    *,
+    redact: bool,
+    **others: Any,
 ) -> int:
     """Write STUDY (a folder), or several, as Markdown, CSV, JSON, Parquet or LaTeX (docs/exports.md).
 
-    Markdown, JSON and LaTeX, and one --table of CSV, go to stdout where no --output is given.
+    Markdown, JSON and LaTeX, and one --table of CSV, go to stdout where no --output is given. With --to each
+    cell becomes a run of a tracker.
     """
     from harness.reporting.assumptions import CostFlags
     from harness.reporting.studies import compared_over, read_figures
@@ -202,10 +212,16 @@ def export_command(
     from results import files
 
     over = others.pop("compare_over")
-    _check(form, table, output, over)
+    _check_choice(form, to, table or output or over)
+    if form is not None:
+        _check(form, table, output, over)
     console = Console()
     figures = read_figures(studies, CostFlags(**others), console, redact=redact)
     figures = compared_over(figures, over)
+    if to is not None:
+        for one, root in zip(figures, studies, strict=True):
+            console.result(load(TARGETS[to])(one, Path(root), redact=redact))
+        return 0
     for path, data in _exported(figures, form, table, output):
         if path is None:
             # rich would wrap or style the data: print it unchanged.
@@ -214,6 +230,17 @@ def export_command(
             files.replace(Path(path), data)
             console.result(path)
     return 0
+
+
+def _check_choice(form: str | None, to: str | None, other: str | None) -> None:
+    """Refuse a call with neither a form nor a tracker, or with a tracker and options of forms."""
+    from results.errors import UsageError
+
+    if (form is None) == (to is None) or (to and other):
+        choice, tracker = "|".join(FORMATS), "|".join(TARGETS)
+        raise UsageError(
+            f"give --format {choice}, or --to {tracker} without --table, --output and --compare-over"
+        )
 
 
 def _check(form: str, table: str | None, output: str | None, compare_over: str | None) -> None:
