@@ -148,11 +148,12 @@ def _facts(cell: Cell, result: RunResult) -> NetworkFacts | None:
     return NetworkFacts.of(result.environment, cell)
 
 
-def read_outputs(paths: Sequence[Path], beside: Study | None, out: str | None) -> int:
-    """Write the table of outputs of nccl-tests into the folder of a study, and into `out`."""
+def read_outputs(paths: Sequence[Path], beside: Study | None, options: StudyFile) -> int:
+    """Write the table of outputs of nccl-tests into the folders of a study and of `--out`."""
+    out = options.out
     if beside is None and out is None:
         raise UsageError("--read needs a place for the table: name a STUDY, or give --out FOLDER")
-    table, console = read_nccl_tests(paths), Console()
+    table, console = read_nccl_tests(paths, options.gpus_per_node), Console()
     for place, why in table.absent.items():
         console.warn(f"{place} is left out: {why}")
     write_table(table, [Study(Path(out)) if out else None, beside], console)

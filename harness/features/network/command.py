@@ -1,4 +1,4 @@
-"""`bench network`: measure collectives over groups of ranks, or read them from nccl-tests."""
+"""`bench network`: measure collectives over groups of ranks, or read them from nccl-tests or rccl-tests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def network_command(
     beside = None if study is None else Study.existing(Path(study))
     options = StudyFile(**flags)
     if read:
-        return read_outputs([Path(path) for path in read], beside, options.out)
+        return read_outputs([Path(path) for path in read], beside, options)
     order = NetworkOrder(
         collectives=collectives_of(beside, collectives),
         largest_bytes=None if max_mib is None else max_mib * 2**20,

@@ -1,6 +1,6 @@
-"""The text output of nccl-tests as a network table.
+"""The output of nccl-tests and rccl-tests as a network table: what they print, or write (`written.py`).
 
-Its lines, of versions 2.0 to 2.17; a launcher may put a rank's number in front of each:
+The printed lines, of versions 2.0 to 2.17; a launcher may put a rank's number in front of each:
 
     # Collective test starting: all_reduce_perf
     #  Rank  0 Group  0 Pid  4711 on   node-a device  0 [0000:07:00] NVIDIA A100-SXM4-80GB
@@ -16,9 +16,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from math import isnan
 from pathlib import Path
 from statistics import median
 
+from harness.features.network.written import ALONE, WRITTEN, Row, read_written
 from results import files
 from results.errors import UsageError
 from results.network import Collective, Key, Measurement, NetworkFacts, NetworkTable, busbw_factor
@@ -33,6 +35,7 @@ _NAMES: Mapping[str, Collective] = {
     "alltoall": "all-to-all",
     "sendrecv": "send",
 }
+_PLAIN = {name.replace("_", ""): collective for name, collective in _NAMES.items()}
 _PREFIX = re.compile(r"^(\[\d+,\d+\]<std\w+>:|\s*\d+: )")
 _STARTING = re.compile(r"Collective test starting: (\w+?)(_perf)?\s*$")
 _ROW = re.compile(r"\d+\s+\d+\s+[a-z]\w*\s")
@@ -49,15 +52,15 @@ _DISAGREE = 2.0
 """Times of one size that differ by a larger factor are not pooled."""
 
 
-def read_nccl_tests(paths: Sequence[Path]) -> NetworkTable:
-    """The table of outputs of nccl-tests on one cluster.
+def read_nccl_tests(paths: Sequence[Path], ranks_per_node: int | None = None) -> NetworkTable:
+    """The table of outputs of nccl-tests on one cluster; files of rccl-tests need `ranks_per_node`.
 
     Raises UsageError for files without a usable row, of several environments, or whose times of one size
     differ by more than a factor of 2, and StoreError for a file that cannot be read.
     """
     reader = _Reader()
     for path in paths:
-        reader.read(path)
+        reader.read(path, ranks_per_node)
     return reader.table(max(path.stat().st_mtime for path in paths))
 
 
@@ -78,8 +81,11 @@ class _Reader:
         self._hosts: list[str] = []
         self._head: list[str] = []
 
-    def read(self, path: Path) -> None:
+    def read(self, path: Path, ranks_per_node: int | None) -> None:
         text = files.read_given(path).text
+        if WRITTEN.match(text):
+            self._written(path, *read_written(text, path, ranks_per_node))
+            return
         by_name = next((_NAMES[name] for name in _NAMES if name in path.name.replace("-", "_")), None)
         self._begin(by_name)
         rows = 0
@@ -101,14 +107,13 @@ class _Reader:
     def _words(self, line: str, place: str) -> None:
         """Take the facts of a comment, or of NCCL's own line."""
         if match := _LIBRARY.search(line):
-            code = match[1]
-            version = match[2] or f"{int(code[:-4])}.{int(code[-4:-2])}.{int(code[-2:])}"
-            self._names["versions of NCCL"].setdefault(f"NCCL {version}", place)
+            version = f"NCCL {match[2]}" if match[2] else _version(int(match[1]))
+            self._names["versions of NCCL"].setdefault(version, place)
         if match := _STARTING.search(line):
             self._collective = _NAMES.get(match[1])
         elif match := _RANK.match(line):
             if match[1] not in (None, "0"):
-                raise UsageError(f"{place}: several groups at once share their links: test one at a time")
+                raise UsageError(f"{place}: {ALONE}")
             self._hosts.append(match[2])
             self._names["devices"].setdefault(match[3].strip(), place)
         elif line.startswith("#") and "busbw" in line:
@@ -116,7 +121,7 @@ class _Reader:
 
     def _row(self, line: str, place: str) -> None:
         """Take a row. Raises ValueError for a damaged one, and UsageError where its test is not known."""
-        name, words, ranks = self._collective, line.split(), len(self._hosts)
+        name, words, hosts = self._collective, line.split(), self._hosts
         if name is None:
             known = ", ".join(_NAMES)
             raise UsageError(
@@ -125,12 +130,19 @@ class _Reader:
         if not self._head or len(words) != len(self._head):
             raise ValueError(f"it has {len(words)} columns, and the head {len(self._head)}")
         at = self._head.index("time")
-        size, wrong = int(words[0]), words[at + 3]
-        time_us, algbw, busbw = (float(word) for word in words[at : at + 3])
+        figures = (float(word) for word in (words[0], *words[at : at + 3]))
+        self._take(name, Row(place, name, len(hosts), len(set(hosts)), words[at + 3], *figures))
+
+    def _take(self, name: Collective, row: Row) -> None:
+        """Take a row. Raises ValueError for a damaged one."""
+        if any(map(isnan, row[5:])):
+            raise ValueError("a number is missing: the file is torn, or the test has no out-of-place times")
+        place, _, ranks, nodes, wrong, _, time_us, algbw, busbw = row
+        size = int(row.size)
         payload = size // ranks if name == "all-gather" and ranks else size
         if payload == 0:
             return
-        if wrong not in ("0", "0e+00", "N/A"):
+        if str(wrong) not in ("0", "0.0", "0e+00", "N/A", "None"):
             raise ValueError(f"the test found wrong results ({wrong})")
         if ranks < 2 or (name == "send" and ranks > 2):
             raise ValueError(f"the output names {ranks} ranks before it")
@@ -138,8 +150,24 @@ class _Reader:
             raise ValueError(f"{size} bytes in {time_us} us are not {algbw} GB/s")
         if not _near(busbw, algbw * busbw_factor(name, ranks)):
             raise ValueError(f"busbw {busbw} is not that of {name} over the {ranks} ranks named")
-        key = (name, payload, ranks, len(set(self._hosts)))
+        key = (name, payload, ranks, nodes)
         self._times.setdefault(key, []).append((time_us / 1e6, place))
+
+    def _written(self, path: Path, rows: list[Row], devices: list[str], version: int) -> None:
+        """Take what a test has written to a file."""
+        if not rows:
+            raise UsageError(f"{path} has no row that is out of place: run the test without -O 0")
+        for row in rows:
+            name = _PLAIN.get(row.test.replace("_", "").casefold())
+            if name is None:
+                raise UsageError(f"{row.place} is of {row.test!r}: read are {', '.join(_NAMES)}")
+            try:
+                self._take(name, row)
+            except ValueError as error:
+                self._absent[row.place] = str(error)
+        self._names["devices"] |= dict.fromkeys(devices, str(path))
+        if version:
+            self._names["versions of NCCL"][_version(version)] = str(path)
 
     def table(self, moment: float) -> NetworkTable:
         for kind, names in self._names.items():
@@ -170,6 +198,10 @@ def _measurement(key: Key, times: Sequence[tuple[float, str]]) -> Measurement:
             f"{high * 1e6:.4g} us in {last}: leave out the file of the disturbed or other environment"
         )
     return Measurement.of(key, median(time for time, _ in times), low, high, len(times))
+
+
+def _version(code: int) -> str:
+    return f"NCCL {code // 10000}.{code // 100 % 100}.{code % 100}"
 
 
 def _near(told: float, computed: float) -> bool:
