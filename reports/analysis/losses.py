@@ -14,9 +14,13 @@ from reports.analysis.figures import CellFigures
 from reports.analysis.scaling import Curve
 from results.cell import Cell
 from results.run import RunResult
+from results.store import Study
 
 WINDOW_SHARE = 10
 """A loss is the mean over the last tenth of the compared samples, because losses of single batches vary."""
+
+FINAL_SHARE = 5
+"""The final loss of a training is the mean over the last fifth of its steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +54,8 @@ class LossCurve:
 
     def loss_after(self, samples: float, *, window: float) -> float:
         """The mean loss of the last `window` samples up to `samples`, as far as losses were recorded."""
-        weighted = weights = 0.0
-        begin = self.first * self.global_batch
-        for loss, step in zip(self.run.losses, self.steps, strict=True):
-            end = step * self.global_batch
-            weight = max(0.0, min(end, samples) - max(begin, samples - window))
-            weighted, weights, begin = weighted + weight * loss, weights + weight, end
-        return weighted / weights
+        ends = [step * self.global_batch for step in self.steps]
+        return mean_until(samples, self.run.losses, ends, self.first * self.global_batch, window=window)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +116,36 @@ def loss_steps(run: RunResult) -> list[int]:
     first, every = run.first_steps or 0, run.losses_every
     last = first + run.warmup_steps + run.steps
     return [min(first + place * every, last) for place in range(1, len(run.losses) + 1)]
+
+
+def mean_until(
+    end: float, losses: Sequence[float], ends: Sequence[int], begin: int = 0, *, window: float
+) -> float:
+    """The mean loss of the last `window` steps or samples up to `end`, as far as losses were recorded. Each
+    loss is a mean from the end before it to its own; the first one begins at `begin`."""
+    weighted = weights = 0.0
+    for loss, upto in zip(losses, ends, strict=True):
+        weight = max(0.0, min(upto, end) - max(begin, end - window))
+        weighted, weights, begin = weighted + weight * loss, weights + weight, upto
+    return weighted / weights
+
+
+def final_losses(_: Study, runs: Sequence[RunResult]) -> dict[int, float | None]:
+    """Return the final losses of the newest run (`Kind.losses`) by powers of two: runs end after unequal
+    numbers of steps. A window has at least one recorded loss."""
+    run = runs[-1]
+    if not run.losses:
+        return {}
+    ends, first, every = loss_steps(run), run.first_steps or 0, run.losses_every
+    # The last loss of a curve that is cut may have fewer steps. Other runs may reach one power more.
+    cut = run.loss_last is None
+    known = ends[-1] - every * cut
+    fewest = max(first, FINAL_SHARE * every - 1).bit_length()
+    powers = range(fewest, (first + run.warmup_steps + run.steps).bit_length() + cut)
+    return {
+        n: mean_until(n, run.losses, ends, first, window=n / FINAL_SHARE) if n <= known else None
+        for n in (2**power for power in powers)
+    }
 
 
 def loss_group(curves: Sequence[Curve]) -> LossGroup | None:

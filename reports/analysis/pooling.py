@@ -90,15 +90,21 @@ def undisturbed(runs: Sequence[T], disturbed: Sequence[bool]) -> Sequence[T]:
 
 
 def pool(
-    cell: Cell, results: Sequence[RunResult], *, planned: int, excluded: Mapping[str, str] = _NO_RUNS
+    cell: Cell,
+    results: Sequence[RunResult],
+    *,
+    planned: int,
+    excluded: Mapping[str, str] = _NO_RUNS,
+    need_steps: bool = True,
 ) -> Pool:
     """Sort one cell's results; `planned` is how many repeats were asked for, `excluded` has the reason why
-    each excluded run is left out."""
+    each excluded run is left out. Runs without steps count if none `need_steps`."""
     every = sorted(results, key=_age)
     ordered = [run for run in every if run.run_id not in excluded]
     gone = (run for run in every if run.run_id in excluded)
     out = (LeftOut(cell=cell, run=run, reason=excluded[run.run_id], excluded=True) for run in gone)
-    timed = [run for run in ordered if run.outcome is Outcome.OK and run.step_ns is not None]
+    good = [run for run in ordered if run.outcome is Outcome.OK]
+    timed = [run for run in good if run.step_ns is not None or not need_steps]
     ok = [run for run in timed if run.unproven is None] or timed
     same = [run for run in ok if _alike(run, ok[-1])]
     alike = [run for run in same if run.evidence is Evidence.MEASURED] or same

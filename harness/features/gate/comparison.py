@@ -23,6 +23,7 @@ from harness.features.gate.effect import (
     relative_effect,
     runs_that_tell,
 )
+from harness.features.gate.losses import gates, judge_losses
 from harness.features.gate.metrics import EXACT, TIMED, ExactMetric, TimedMetric
 from harness.features.gate.records.baseline import Baseline, Exact, Subject
 from reports.analysis.pooling import differing
@@ -189,7 +190,8 @@ def _judged(base: Subject | None, new: Subject | None, rules: Rules) -> int:
     if base is None or new is None or _obstacle(base, new, rules) is not None:
         return 0
     both = base.timed.keys() & new.timed.keys()
-    return sum(name in both and rules.margin(metric) is not None for name, metric in TIMED.items())
+    timed = sum(name in both and rules.margin(metric) is not None for name, metric in TIMED.items())
+    return timed + gates(base, new)
 
 
 def _findings(base: Subject | None, new: Subject | None, rules: Rules, alpha: float) -> Iterator[Finding]:
@@ -203,6 +205,10 @@ def _findings(base: Subject | None, new: Subject | None, rules: Rules, alpha: fl
     for counter in EXACT.values():
         if counter.name in base.exact or counter.name in new.exact:
             yield _exact(counter, base, new)
+    if base.losses or new.losses:
+        metric = TIMED["final_loss"]
+        verdict, reason, figures = judge_losses(base, new, rules.margin(metric) or 0.0, alpha)
+        yield _finding(new, metric, verdict, reason, **figures)
     for metric in TIMED.values():
         if metric.name == "step_time" and base.key in rules.paired:
             yield _paired(metric, new, rules.paired[base.key], rules.margin(metric), alpha)

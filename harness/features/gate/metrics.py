@@ -96,6 +96,7 @@ TIMED = _by_name(
     TimedMetric(name="peak_memory", title="peak memory", unit="bytes", read=_peak_memory, margin=0.05),
     TimedMetric(name="startup", title="start-up", unit="ns", read=lambda run: run.startup_ns, of_launch=True),
     TimedMetric(name="loss", title="loss after 20 steps", unit="", read=lambda run: run.loss_fixed),
+    TimedMetric(name="final_loss", title="final loss", unit="", read=lambda run: None),
     TimedMetric(name="setup", title="set-up of the cell", unit="ns", read=lambda run: run.setup_ns),
 )
 

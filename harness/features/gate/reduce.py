@@ -21,7 +21,9 @@ from results import files
 from results.cell import Cell, StepPolicy, label
 from results.errors import SchemaError, UsageError, bench_call
 from results.grouping import grouped
+from results.outcome import Outcome
 from results.record import RankRecord
+from results.registry import load
 from results.run import NOT_PROVEN, RunResult
 from results.store import Study, utc_now, utc_text
 
@@ -32,20 +34,28 @@ UNDER_TEST = ("code_hash", "packages")
 """Facts of the code under test, which may differ."""
 
 
-def reduce_study(study: Study, results: Sequence[RunResult]) -> Baseline:
-    """Every planned cell of a study as a subject. Raises UsageError for a study without a run."""
-    cells = {cell.id: cell for plan in study.told_plans() for cell in plan.cells}
+def reduce_study(study: Study, results: Sequence[RunResult], *, over_seeds: bool = True) -> Baseline:
+    """Every planned cell of a study as a subject. Raises UsageError for a study without a run.
+
+    With `over_seeds`, cells of a kind with losses that differ in their seed alone are one subject.
+    """
+    kinds = {cell: plan.kind for plan in study.told_plans() for cell in plan.cells}
     if not results:
         raise UsageError(
             f"{study.root} has no run yet: run its matrix first ({bench_call('status', study.root)})"
         )
-    settings = setting_labels(_alike(cell) for cell in cells.values())
+    groups = grouped((seedless(c) if over_seeds and kinds[c].losses else c, c) for c in kinds)
+    settings = setting_labels(_alike(cell) for cell in groups)
     subjects: dict[str, Subject] = {}
     excluded = study.review().excluded
-    for cell in cells.values():
-        runs = [result for result in results if result.cell_id == cell.id]
+    for cell, seeds in groups.items():
+        ids, losses = {seed.id for seed in seeds}, kinds[seeds[0]].losses
+        runs = [result for result in results if result.cell_id in ids]
         own = settings[setting_of(_alike(cell))]
-        subject = _subject(study, pool(cell, runs, planned=len(runs), excluded=excluded), own)
+        pooled = pool(cell, runs, planned=len(runs), excluded=excluded, need_steps=not losses)
+        subject = _subject(study, pooled, own)
+        if losses and subject.failed is None:
+            subject = msgspec.structs.replace(subject, losses=_losses(study, pooled, losses))
         known = subjects.get(subject.key)
         # If the same work was measured for several lengths, the one with more runs is used.
         if known is None or subject.runs > known.runs:
@@ -71,6 +81,20 @@ def _alike(cell: Cell) -> Cell:
     return msgspec.structs.replace(cell, steps=StepPolicy(), source_hash=None, dataset_hash=None)
 
 
+def _losses(study: Study, pooled: Pool, place: str) -> dict[int, dict[int, float | None]]:
+    """Final losses by seed, for the seeds that have some, by the function at `place` (`Kind.losses`)."""
+    diverged = [run for run in pooled.lost if run.outcome is Outcome.DIVERGED]
+    runs = sorted((*pooled.with_disturbed, *diverged), key=lambda run: run.run_id)
+    cells = grouped((run.cell_id, run) for run in runs)
+    found = {study.cell(cell_id).seed: load(place)(study, same) for cell_id, same in cells.items()}
+    return {seed: losses for seed, losses in sorted(found.items()) if losses}
+
+
+def seedless(cell: Cell) -> Cell:
+    """Return the cell with seed 0, by which seeds of a cell are grouped."""
+    return msgspec.structs.replace(cell, seed=0)
+
+
 def _subject(study: Study, pooled: Pool, settings: str) -> Subject:
     """A cell as a subject. `settings` are the values in which it differs from other cells of its workload."""
     # A verdict has its own tests of noise, and says which runs were disturbed.
@@ -89,17 +113,18 @@ def _subject(study: Study, pooled: Pool, settings: str) -> Subject:
     newest = runs[-1]
     # Independent figures: one for each run, or for each launch.
     by_launch = list({run.launch_id: run for run in runs}.values())
+    timed = any(run.step_ns is not None for run in runs)
     values = {
         name: tuple(
             value
             for run in (by_launch if metric.of_launch else runs)
             if (value := metric.read(run)) is not None
         )
-        for name, metric in TIMED.items()
+        for name, metric in (TIMED if timed else {}).items()
     }
     counters = {
         name: tuple(dict.fromkeys(count for run in runs if (count := metric.read(run, cell)) is not None))
-        for name, metric in EXACT.items()
+        for name, metric in (EXACT if timed else {}).items()
     }
     return Subject(
         key=subject_key(cell),
@@ -107,7 +132,7 @@ def _subject(study: Study, pooled: Pool, settings: str) -> Subject:
         facts=_facts(cell, newest),
         timed={name: found for name, found in values.items() if found},
         exact={name: found for name, found in counters.items() if found},
-        collectives=_collectives(study.rank_records(cell.id, newest.run_id)),
+        collectives=_collectives(study.rank_records(newest.cell_id, newest.run_id)),
         runs=len(runs),
         run_ids=tuple(run.run_id for run in runs),
         disturbed=sum(run.disturbed for run in runs),

@@ -14,7 +14,7 @@ import msgspec
 
 from harness.features.gate.metrics import TIMED
 from harness.features.gate.records.baseline import Baseline
-from harness.features.gate.reduce import subject_key
+from harness.features.gate.reduce import seedless, subject_key
 from harness.features.gate.text import commits_text, figure_text, odds_text, step_sentence
 from harness.features.gate.trends import BEFORE, RANGE_ODDS, RECENT, SMALLEST, THRESHOLD, Night, Trend, trends
 from reports import fields
@@ -38,7 +38,8 @@ _DRAWN = 8
 
 def history_section(study: StudyFigures) -> Section | None:
     """Make the section; None without a history that has two nights of a cell of this study."""
-    keys = {subject_key(pool.cell) for pool in study.pools.values()}
+    cells = (pool.cell for pool in study.pools.values())
+    keys = {subject_key(seedless(cell) if study.kind.losses else cell) for cell in cells}
     return nights_section(
         {
             machine: [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 from xml.etree import ElementTree
@@ -160,6 +161,10 @@ def baseline_table(kept: Baseline) -> TextTable:
             mean = sum(runs) / len(runs)
             text = figure_text(TIMED[metric], mean) if metric in TIMED else number(mean)
             found.append((subject.label, metric_title(metric), text, str(len(runs))))
+        for steps in sorted(set[int]().union(*subject.losses.values())):
+            losses = [loss for one in subject.losses.values() if (loss := one.get(steps)) is not None]
+            title, text = f"final loss of {steps:,} steps", number(fmean(losses)) if losses else NOTHING
+            found.append((subject.label, title, text, str(len(losses))))
     return table(
         found,
         [

@@ -18,6 +18,7 @@ FEATURE = Feature(
             conduct="harness.features.train.conduct:TrainConduct",
             sections=("running", "training", "accuracy", "outcomes", "review", "environment"),
             shows="training",
+            losses="harness.features.train.trained:final_losses",
             phases={
                 "resume": "looking for a checkpoint",
                 "train": "training",

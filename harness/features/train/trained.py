@@ -12,12 +12,16 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from harness.features.train.log import Ended, Started, Steps, TrainingLog
+from harness.features.train.log import Ended, Started, Steps, TrainingLog, training_log
 from harness.features.train.order import Target
+from reports.analysis.losses import FINAL_SHARE, mean_until
 from reports.text import count
 from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell, exchange_label
 from results.grouping import grouped
 from results.launch import Attempt
+from results.outcome import Outcome
+from results.run import RunResult
+from results.store import Study
 from results.value_types import seconds_between
 
 
@@ -282,3 +286,13 @@ def races(cells: Iterable[TrainedCell]) -> tuple[Race, ...]:
             words = str(first.log.launches[-1].order.target)
             found.append(Race(cell=first.cell, target=words, ways=race))
     return tuple(found)
+
+
+def final_losses(study: Study, runs: Sequence[RunResult]) -> dict[int, float | None]:
+    """Return the final loss after all steps (`Kind.losses`); None after the ordered steps if it diverged."""
+    log = training_log(study, runs[-1].cell_id)
+    if log.ended is None or not log.steps:
+        diverged = runs[-1].outcome is Outcome.DIVERGED and bool(log.launches)
+        return {log.launches[-1].total_steps: None} if diverged else {}
+    losses, ends = [row.loss for row in log.steps], [row.step for row in log.steps]
+    return {log.step: mean_until(log.step, losses, ends, window=log.step / FINAL_SHARE)}

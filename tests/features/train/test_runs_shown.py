@@ -24,7 +24,16 @@ from harness.features.train.log import (
 )
 from harness.features.train.order import TrainOrder
 from harness.features.train.section import accuracy_section, training_section
-from harness.features.train.trained import Recovery, Spread, TrainedCell, races, reach, recoveries, spread
+from harness.features.train.trained import (
+    Recovery,
+    Spread,
+    TrainedCell,
+    final_losses,
+    races,
+    reach,
+    recoveries,
+    spread,
+)
 from harness.reporting.assumptions import CostFlags
 from harness.reporting.report import write_report
 from harness.reporting.studies import read_figures
@@ -344,3 +353,20 @@ def test_the_page_of_a_training_that_never_began_says_why(planted, new_timing, c
     page = (planted.study.root / "report.html").read_text()
     assert "Nothing succeeded" in page
     assert "it fell over" in page
+
+
+def test_the_final_loss_is_the_mean_of_the_last_fifth_of_all_steps(planted) -> None:
+    """The last 20 of 100 steps are 15 of a row at 2 and 5 of a row at 1: (15 * 2 + 5) / 20 is 1.75."""
+    (cell,) = planted.points("ddp", {1: [10.0]})
+    planted.plan()
+    runs = planted.study.results()
+    assert final_losses(planted.study, runs) == {}
+    writer = TrainingLogWriter(log_path(planted.study, cell.id))
+    for row in (started(0, "a"), steps(1, 50, loss=9.0), steps(2, 95, loss=2.0)):
+        writer.write(row)
+    assert final_losses(planted.study, runs) == {}
+    diverged = [msgspec.structs.replace(runs[0], outcome=Outcome.DIVERGED)]
+    assert final_losses(planted.study, diverged) == {100: None}
+    writer.write(steps(3, 100, loss=1.0))
+    writer.write(Ended(at=at(4), step=100, why="steps", words="100 steps"))
+    assert final_losses(planted.study, runs) == {100: 1.75}

@@ -340,7 +340,7 @@ def _parts(folder: Path, pairs: Sequence[Pair], side: Side) -> list[Baseline]:
         is_first = study.root not in kept
         if is_first:
             kept[study.root] = read_results(study)
-        part = reduce_study(study, runs_of(pair, kept[study.root]) or kept[study.root])
+        part = reduce_study(study, runs_of(pair, kept[study.root]) or kept[study.root], over_seeds=False)
         parts.append(without_launch(part) if pair.forked and not is_first else part)
     return parts
 

@@ -57,6 +57,8 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     """The values of each metric, one a run; runs are the independent samples."""
     exact: dict[str, tuple[Exact, ...]] = {}
     """The different values of each counter over the runs; a counter that works has one."""
+    losses: dict[int, dict[int, float | None]] = {}
+    """Final losses by seed and number of steps (`results.features.Kind.losses`)."""
     collectives: tuple[str, ...] = ()
     """Operations that rank 0 handed to the exchange in one step, in order: `allreduce 0-1 4096 B`."""
     runs: int = 0
