@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from harness.features.programs.reading import Waits, interpreter_words, slow_words
 from reports import fields
@@ -42,15 +42,17 @@ def program_section(study: StudyFigures) -> Section | None:
         Paragraph(told, "plain"),
         Table(table(cells, columns), "Programs, by their newest runs"),
     ]
-    reasons = {
-        one.why_not or f"waits by {one.by}" for one in waits.values() if one.by_rank_ns is None or one.by
-    }
-    own = grouped((interpreter_words(one.newest), one.cell.workload) for one in cells)
-    reasons |= {f"{', '.join(sorted(set(names)))}: run by {words}" for words, names in own.items() if words}
-    notes = (*sorted(reasons), *dict.fromkeys(note for one in waits.values() for note in one.notes))
-    blocks += [Bullets((*_unlike(cells), *notes))]
+    blocks += [Bullets((*_unlike(cells), *_notes(waits.values(), cells)))]
     title = "Programs that bench did not write"
     return Section(anchor="program", title=title, blocks=tuple(blocks), definitions=(DEFINITION,))
+
+
+def _notes(waits: Collection[Waits], cells: Sequence[CellFigures]) -> Iterator[str]:
+    """Say how the waits were taken, what ran the programs, and what was noted of them."""
+    yield from sorted({one.why_not or f"waits by {one.by}" for one in waits})
+    own = grouped((interpreter_words(one.newest), one.cell.workload) for one in cells)
+    yield from (f"{', '.join(sorted(set(names)))}: run by {words}" for words, names in own.items() if words)
+    yield from dict.fromkeys(note for one in waits for note in one.notes)
 
 
 def _end(waits: Waits, which: Callable[[Sequence[float]], float]) -> fields.Field:

@@ -28,8 +28,8 @@ def test_steps_that_come_bit_by_bit_are_divided_as_if_they_came_at_once() -> Non
     for taken in range(1, len(steps) + 1):
         bitwise.extend([steps[:taken]])
     assert vars(once) == vars(bitwise)
-    # Equal blocks have an interval of no width, once there are enough of them for one.
-    assert once.stop == "target" or once.stop == "blocks"
+    # Five blocks are the most, and too few for an interval.
+    assert once.stop == "blocks"
 
 
 def test_an_unsteady_warm_up_ends_at_its_limit() -> None:
@@ -71,3 +71,9 @@ def test_lines_of_every_few_steps_give_times_and_losses_of_all() -> None:
     seen = [line._replace(seen=line.step - 100) for line in unseen]
     assert losses_of(seen) == [3.0] * 9 + [2.0] * 2 + [1.0] * 3
     assert losses_of([]) == []
+
+
+def test_a_line_that_repeats_or_lowers_the_count_takes_no_time_away() -> None:
+    # The step after the first line takes 1 s, whatever is printed meanwhile.
+    steps = ((0, 5), (900, 5), (950, 3), (1000, 6))
+    assert times_of([LogLine(at * MS, 0, step, None) for at, step in steps]) == [1000 * MS]

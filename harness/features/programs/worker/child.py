@@ -130,11 +130,9 @@ class Child:
                 for column, values in self.columns.items():
                     values += value[column]
                 self.device_ns += value.get("device_ns") or []
-            elif name == "device":
-                self.device_ns += value["ns"]
             elif name == "notes":
                 self.notes += value
-            else:
+            elif name in ("begin", "end", "waits", "refused"):
                 setattr(self, name, value)
 
     @property

@@ -125,11 +125,11 @@ def times_of(lines: Sequence[LogLine]) -> list[int]:
 
 def rising(lines: Sequence[LogLine]) -> list[LogLine]:
     """The first line of each step."""
-    return [
-        line
-        for at, line in enumerate(lines)
-        if all(line.step > one.step for one in lines[max(0, at - 1) : at])
-    ]
+    found: list[LogLine] = []
+    for line in lines:
+        if not found or line.step > found[-1].step:
+            found.append(line)
+    return found
 
 
 def losses_of(lines: Sequence[LogLine]) -> list[float | None]:
@@ -164,8 +164,8 @@ class _Follow:
         while not done():
             time.sleep(POLL_S)
             running = self._look()
-            if self._by_log and len(self._lines) > 1:
-                self.blocks.keep_together(self._lines[1].step - self._lines[0].step)
+            for before, after in pairwise(rising(self._lines)[:2] if self._by_log else ()):
+                self.blocks.keep_together(after.step - before.step)
             self.blocks.extend(self.times)
             if not running and not done():
                 if self.blocks.enough:
@@ -266,11 +266,11 @@ class _Follow:
 
     def end(self) -> None:
         """Have all programs leave after the same step, and require that they counted alike; collective."""
-        child, left = self._child, True
-        taken = self._control.largest([len(child.columns["end_ns"])])[0]
+        child = self._child
         if self._by_log:
             child.end_now()
             return
+        taken = self._control.largest([len(child.columns["end_ns"])])[0]
         typical_s = median(self.times[0][-20:]) / 1e9
         child.stop_after(int(taken) + 1 + math.ceil(MARGIN_S / typical_s))
         self._run.around.log.heartbeat()
@@ -346,8 +346,8 @@ class _Follow:
         if said:
             told = ", ".join(map(str, sorted(said)))
             raise ProgramError(
-                f"bench_step says {told} samples, and by the file a replica takes {samples} a step: correct "
-                f"`samples`, or keep the batch while the program runs"
+                f"bench_step says {told} samples, and a replica is to take {samples} a step: give it the "
+                f"samples of one replica, and keep the batch while the program runs"
             )
         return Work(
             samples=samples,

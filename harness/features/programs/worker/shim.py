@@ -160,7 +160,10 @@ class Steps:
         """End a step; from the first call on, nothing else does. `loss` is a number or a tensor of one."""
         if self._control["steps"] != "none":
             self._owner = self
-            self._end(loss.detach().clone() if isinstance(loss, torch.Tensor) else loss, samples)
+            if isinstance(loss, torch.Tensor):
+                # The thread that writes waits for the device, and the program does not.
+                loss = loss.detach().clone().reshape(())
+            self._end(loss if loss is None or isinstance(loss, torch.Tensor) else float(loss), samples)
 
     def stepped(self, optimizer: Optimizer, *_: object) -> None:
         """An optimizer has stepped, torch says."""
