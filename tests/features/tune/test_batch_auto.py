@@ -70,7 +70,7 @@ def test_it_is_found_once_and_a_killed_search_goes_on(bench, tmp_path) -> None:
     first.kill()
     first.wait()
     # Its workers hold the lock until they have noticed.
-    until(lambda: not is_busy(index))
+    until(lambda: not is_busy(tmp_path / "study"))
     begun = probes(tmp_path)
     assert bench(*CALL, *SHORT).returncode == 0
     found = probes(tmp_path)
