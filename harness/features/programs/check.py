@@ -19,8 +19,6 @@ from results.plan import Plan
 from results.run import RunResult
 from results.store import Study
 
-BUDGET = "3s"
-
 
 def check(path: Path, *, gpus: int, strategy: str | None, batch: int | None) -> int:
     """Run one cell of a program in a folder that is removed, and print what was found: the exit code."""
@@ -33,7 +31,7 @@ def check(path: Path, *, gpus: int, strategy: str | None, batch: int | None) -> 
             batch_size=None if batch is None else str(batch),
             repeats=1,
             hang_after="60s",
-            budget=BUDGET,
+            budget="3s",
             oversubscribe=True,
             out=folder,
         )

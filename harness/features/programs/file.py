@@ -163,7 +163,7 @@ def has(file: ProgramFile, text: str) -> bool:
 def names(file: ProgramFile) -> Iterator[str]:
     """Yield the names of all strategies with all settings, in the order of the file."""
     values = (("", *(f"+{value}" for value in list(each)[1:])) for each in file.settings.values())
-    return ("".join(parts) for parts in product(file.strategies, *values))
+    return map("".join, product(file.strategies, *values))
 
 
 def choice(file: ProgramFile, name: str) -> Choice:

@@ -54,14 +54,8 @@ def main(pairs: int) -> None:
             subprocess.run(
                 [bench, *words, *few, "--device", "cpu"], cwd=folder, check=True, capture_output=True
             )
-    own, program = (
-        [
-            run.step_ns.value
-            for run in sorted(Study(folder / side).results(), key=lambda run: run.run_id)
-            if run.step_ns
-        ]
-        for side in sides
-    )
+    kept = (sorted(Study(folder / side).results(), key=lambda run: run.run_id) for side in sides)
+    own, program = ([run.step_ns.value for run in each if run.step_ns] for each in kept)
     ratios = differences(np.log(np.array(program) / np.array(own)).tolist(), "")
     low, middle, high = (np.exp(each) for each in (ratios.low, ratios.value, ratios.high))
     print(f"{pairs} pairs of {np.median(own) / 1e6:.1f} ms: {middle:.4f} ({low:.4f} to {high:.4f}, 95 %)")

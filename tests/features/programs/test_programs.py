@@ -82,15 +82,12 @@ def test_the_slow_rank_is_the_one_that_waits_least(folder, runs) -> None:
     assert "rank 1" in page[page.index('id="program"') :]
 
 
-def test_the_same_command_runs_nothing_anew(folder, runs) -> None:
-    done = run(folder, "matrix", "--workload", "program:plain.yaml", *BRIEF, "--out", "study")
-    assert done.returncode == 0
+def test_the_same_command_runs_nothing_anew_and_a_changed_line_is_another_cell(folder, runs) -> None:
+    call = ("matrix", "--workload", "program:plain.yaml", *BRIEF, "--out", "study")
+    assert run(folder, *call).returncode == 0
     assert len(Study(folder / "study").results()) == len(runs)
-
-
-def test_a_changed_line_is_another_cell(folder) -> None:
-    workload = write(folder, "plain", strategies={"ddp": "--width 128"})
-    done = run(folder, "matrix", "--workload", workload, *BRIEF, "--out", "study", "--dry-run")
+    write(folder, "plain", strategies={"ddp": "--width 128"})
+    done = run(folder, *call, "--dry-run")
     assert "1 of 1 run to do" in done.stdout + done.stderr
     write(folder, "plain")
 
@@ -114,24 +111,13 @@ def test_a_program_is_checked(folder) -> None:
 
 def test_a_study_whose_processes_are_all_killed_is_finished_by_the_same_command(tmp_path) -> None:
     workload = write(tmp_path, "plain", strategies={"ddp": ""})
-    call = (
-        "matrix",
-        "--workload",
-        workload,
-        *BRIEF[:2],
-        "--repeats",
-        "2",
-        "--budget",
-        "1s",
-        "--out",
-        "study",
-    )
+    # A later value of a flag replaces that of BRIEF.
+    call = ("matrix", "--workload", workload, *BRIEF, "--repeats", "2", "--out", "study")
     with subprocess.Popen(command(*call), cwd=tmp_path, stderr=subprocess.DEVNULL) as first:
-        steps = tmp_path.glob("study/cells/*/*/program-00001/steps.jsonl")
-        while not any("steps" in path.read_text() for path in steps):
+        pattern = "study/cells/*/*/program-00001/steps.jsonl"
+        while not any("steps" in path.read_text() for path in tmp_path.glob(pattern)):
             assert first.poll() is None
             time.sleep(0.1)
-            steps = tmp_path.glob("study/cells/*/*/program-00001/steps.jsonl")
         children = psutil.Process(first.pid).children(recursive=True)
         for one in (first, *children):
             with suppress(psutil.NoSuchProcess):

@@ -45,9 +45,8 @@ def test_without_strategies_all_are_planned_with_all_settings(folder) -> None:
 
 
 def test_strategies_get_canonical_texts(folder) -> None:
-    made = asked(
-        folder, strategy=["fsdp+long+compiled", "ddp+eager", "ddp", "program:tp2:replica=2"]
-    ).strategy
+    given = ["fsdp+long+compiled", "ddp+eager", "ddp", "program:tp2:replica=2"]
+    made = asked(folder, strategy=given).strategy
     assert named(made) == ["fsdp+compiled+long", "ddp", "tp2:replica=2"]
     assert asked(folder, strategy=made).strategy == made
 

@@ -51,12 +51,7 @@ def test_the_slow_rank_waits_less_than_each_other_in_all_blocks(rows, slow) -> N
     assert found.slow == slow
 
 
-def test_with_an_unknown_rank_no_rank_is_slow() -> None:
-    found = waits_of(kept([40, 40], None), ranks=2, step_ns=100.0 * MS)
-    assert (found.by_rank_ns, found.slow, found.why_not) == (None, None, "nobody knows")
-
-
-def test_a_lost_file_is_told() -> None:
-    found = waits_of(kept([40, 40]), ranks=2, step_ns=100.0 * MS)
-    assert found.by_rank_ns is None
-    assert found.why_not
+def test_with_an_unknown_rank_or_a_lost_file_no_rank_is_slow() -> None:
+    for files, why in ((kept([40, 40], None), "nobody knows"), (kept([40, 40]), "a rank left no file")):
+        found = waits_of(files, ranks=2, step_ns=100.0 * MS)
+        assert (found.by_rank_ns, found.slow, found.why_not) == (None, None, why)
