@@ -30,8 +30,7 @@ def translated(options: StudyFile, folder: Path) -> StudyFile:
     that no file has.
     """
     own = read_names(options.workload or "")
-    patterns = [*(options.include or ()), *(options.exclude or ())]
-    asked = [*own, *(one.workload for one in patterns if one.workload is not None)]
+    asked = [*own, *_included(options)]
     paths = _paths(asked)
     if not paths:
         return options
@@ -69,6 +68,12 @@ def order(request: Request) -> Order | None:
     paths = {text: folder / path for text, path in _paths(workloads_of(request)).items()}
     programs = {text: Program(file=read(path), folder=str(path.parent)) for text, path in paths.items()}
     return Order.of("program", Programs(programs=programs)) if programs else None
+
+
+def _included(options: StudyFile) -> list[str]:
+    """The workloads that patterns name."""
+    patterns = [*(options.include or ()), *(options.exclude or ())]
+    return [one.workload for one in patterns if one.workload is not None]
 
 
 def _paths(workloads: Iterable[str]) -> dict[str, str]:
