@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from statistics import fmean
 
-from harness.features.programs.records import PROGRAM_RUN, ProgramRun
+from harness.features.programs.records import PROGRAM_RUN, ProgramRun, Traced
 from harness.reporting.reading import Reading
 from results.cell import Cell
 from results.errors import SchemaError
@@ -32,6 +32,8 @@ class Waits:
     why_not: str = ""
     """Why it is not known."""
     notes: tuple[str, ...] = ()
+    traced: Mapping[int, Traced] = field(default_factory=dict)
+    """The parts of a traced step, by rank."""
 
 
 def read_waits(reading: Reading) -> Mapping[str, Waits]:
@@ -45,7 +47,9 @@ def read_waits(reading: Reading) -> Mapping[str, Waits]:
         with suppress(SchemaError):
             kept = [PROGRAM_RUN.read(path) for path in sorted(folder.glob("program-*.json"))]
         assert run.step_ns is not None
-        found[cell_id] = waits_of(kept, ranks=run.ranks_expected, step_ns=run.step_ns.value)
+        waits = waits_of(kept, ranks=run.ranks_expected, step_ns=run.step_ns.value)
+        traced = {rank.rank: rank.traced for rank in kept if rank.traced is not None}
+        found[cell_id] = replace(waits, traced=traced)
     return found
 
 

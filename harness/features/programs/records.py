@@ -7,6 +7,16 @@ import msgspec
 from results.schema import Schema
 
 
+class Traced(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of a traced step of one rank, in ns."""
+
+    steps: int
+    compute_ns: int
+    exposed_ns: int
+    """Communication while nothing computed."""
+    idle_ns: int
+
+
 class ProgramRun(msgspec.Struct, frozen=True, kw_only=True):
     """How long one rank waited for others, and what was noted of its program."""
 
@@ -19,6 +29,8 @@ class ProgramRun(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []
     steps_seen: int
     """All steps of the program."""
+    traced: Traced | None = None
+    """Its last steps under torch's profiler; None: this rank kept no trace."""
 
 
 # History: version, bench, what came.

@@ -38,8 +38,8 @@ def translated(options: StudyFile, folder: Path) -> StudyFile:
         raise UsageError(f"a study has programs or models of bench, not {asked[0]} and others; make two")
     if not own:
         raise UsageError(f"--workload is missing: it names the program of include too, such as {asked[0]}")
-    if any((options.baseline, options.trace)):
-        raise UsageError("--baseline and --trace are for models of bench, not for programs: leave them out")
+    if options.baseline:
+        raise UsageError("--baseline is for models of bench, not for programs: leave it out")
     files = {text: read(folder / path) for text, path in paths.items()}
     known.update(files)
     axis = {text: files[text] for text in own}

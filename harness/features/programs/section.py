@@ -20,6 +20,14 @@ DEFINITION = Definition(
     "together, so that their steps take equally long: the slow rank is the one that waits least.",
 )
 
+TRACE_DEFINITION = Definition(
+    "method-program-trace",
+    "Compute, exposed communication and idle",
+    "Means over the last three steps of a traced rank, which torch's profiler makes longer. Compute is the "
+    "time in which kernels run that do not communicate, or on a CPU the operators of aten. Communication is "
+    "exposed while nothing computes, and idle is the rest.",
+)
+
 
 def program_section(study: StudyFigures) -> Section | None:
     """Make the section; None for a study without programs."""
@@ -42,9 +50,32 @@ def program_section(study: StudyFigures) -> Section | None:
         Paragraph(told, "plain"),
         Table(table(cells, columns), "Programs, by their newest runs"),
     ]
+    traced = [(one, rank) for one in cells for rank in sorted(waits[one.cell.id].traced)]
+    if traced:
+        blocks.append(_trace_table(study, waits, traced))
     blocks += [Bullets((*_unlike(cells), *_notes(waits.values(), cells)))]
     title = "Programs that bench did not write"
-    return Section(anchor="program", title=title, blocks=tuple(blocks), definitions=(DEFINITION,))
+    return Section(
+        anchor="program", title=title, blocks=tuple(blocks), definitions=(DEFINITION, TRACE_DEFINITION)
+    )
+
+
+def _trace_table(
+    study: StudyFigures, waits: Mapping[str, Waits], traced: Sequence[tuple[CellFigures, int]]
+) -> Table:
+    """The parts of the traced steps of each rank."""
+
+    def part(name: str) -> Callable[[tuple[CellFigures, int]], fields.Field]:
+        return lambda one: fields.duration(getattr(waits[one[0].cell.id].traced[one[1]], name))
+
+    columns: list[Column[tuple[CellFigures, int]]] = [
+        words("cell", lambda one: cell_label(study, one[0].cell)),
+        words("rank", lambda one: str(one[1])),
+        figures("compute", part("compute_ns"), anchor=TRACE_DEFINITION.anchor),
+        figures("exposed communication", part("exposed_ns"), anchor=TRACE_DEFINITION.anchor),
+        figures("idle", part("idle_ns"), anchor=TRACE_DEFINITION.anchor),
+    ]
+    return Table(table(traced, columns), "Steps under torch's profiler")
 
 
 def _notes(waits: Collection[Waits], cells: Sequence[CellFigures]) -> Iterator[str]:

@@ -22,6 +22,7 @@ FAULTS = {
     "uneven": (Outcome.CRASHED, "stepped unequally often"),
     "batch changes": (Outcome.CRASHED, "keep the batch"),
     "fails": (Outcome.CRASHED, "the data are damaged"),
+    "port taken": (Outcome.CANCELLED, "the port of the program's ranks was taken"),
     "diverges": (Outcome.DIVERGED, "not a finite number"),
     "launches": (Outcome.SKIPPED, "torch.distributed.run"),
     "catches": (Outcome.OK, None),

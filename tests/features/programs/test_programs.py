@@ -12,6 +12,7 @@ import psutil
 import pytest
 from command_fixtures import command
 
+from harness.features.programs.records import PROGRAM_RUN
 from results.outcome import Outcome
 from results.run import RunResult
 from results.store import Study
@@ -45,7 +46,7 @@ def folder(tmp_path_factory) -> Path:
     """A folder with the study of a plain script."""
     found = tmp_path_factory.mktemp("programs")
     workload = write(found, "plain")
-    done = run(found, "matrix", "--workload", workload, *BRIEF, "--out", "study")
+    done = run(found, "matrix", "--workload", workload, *BRIEF, "--trace", "0,1", "--out", "study")
     assert done.returncode == 0, done.stdout + done.stderr
     return found
 
@@ -80,6 +81,16 @@ def test_the_slow_rank_is_the_one_that_waits_least(folder, runs) -> None:
     assert runs["program:slow"].step_ns.value >= 30e6
     page = (folder / "study" / "report.html").read_text(encoding="utf-8")
     assert "rank 1" in page[page.index('id="program"') :]
+
+
+def test_traces_show_that_one_rank_idles_while_the_other_communicates(folder, runs) -> None:
+    slow, study = runs["program:slow"], Study(folder / "study")
+    kept = sorted(study.run_folder(slow.cell_id, slow.run_id).glob("program-*.json"))
+    first, second = (PROGRAM_RUN.read(path).traced for path in kept)
+    assert min(first.exposed_ns, second.idle_ns) > 25e6 > max(first.idle_ns, second.exposed_ns)
+    assert len(study.trace_paths(slow.cell_id, slow.run_id)) == 2
+    page = (folder / "study" / "report.html").read_text(encoding="utf-8")
+    assert "exposed communication" in page[page.index('id="program"') :]
 
 
 def test_the_same_command_runs_nothing_anew_and_a_changed_line_is_another_cell(folder, runs) -> None:

@@ -8,7 +8,8 @@ import pytest
 from golden_laws import GoldenLaws
 
 from harness.features.programs.reading import waits_of
-from harness.features.programs.records import PROGRAM_RUN, ProgramRun
+from harness.features.programs.records import PROGRAM_RUN, ProgramRun, Traced
+from harness.features.programs.worker.trace import traced
 
 MS = 1_000_000
 
@@ -49,6 +50,33 @@ def kept(*rows: list[int] | None) -> list[ProgramRun]:
 def test_the_slow_rank_waits_less_than_each_other_in_all_blocks(rows, slow) -> None:
     found = waits_of(kept(*rows), ranks=len(rows), step_ns=100.0 * MS)
     assert found.slow == slow
+
+
+def event(name: str, category: str, start_us: float, end_us: float) -> dict[str, object]:
+    return {"ph": "X", "name": name, "cat": category, "ts": start_us, "dur": end_us - start_us}
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "compute", "exchange"),
+    [
+        (True, ("gemm", "kernel"), ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "kernel")),
+        (False, ("aten::addmm", "cpu_op"), ("gloo:all_reduce", "user_annotation")),
+    ],
+)
+def test_a_trace_is_divided_into_compute_exposed_communication_and_idle(on_gpu, compute, exchange) -> None:
+    steps = [
+        event("ProfilerStep#1", "user_annotation", 0, 40),
+        event("ProfilerStep#2", "user_annotation", 40, 60),
+    ]
+    other = [
+        event("Memcpy HtoD", "gpu_memcpy", 0, 60),
+        event("c10d::allreduce_", "cpu_op", 0, 60),
+        {"ph": "i"},
+    ]
+    # Compute takes 20 us in the steps. 8 of the 20 us of the exchange are under compute.
+    computing = [event(*compute, 0, 12), event(*compute, 10, 18), event(*compute, 58, 64)]
+    found = traced({"traceEvents": [*steps, *other, *computing, event(*exchange, 10, 30)]}, on_gpu=on_gpu)
+    assert found == Traced(steps=2, compute_ns=10_000, exposed_ns=6_000, idle_ns=14_000)
 
 
 def test_with_an_unknown_rank_or_a_lost_file_no_rank_is_slow() -> None:

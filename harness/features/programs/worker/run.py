@@ -21,6 +21,7 @@ from harness.features.programs.file import Program, Programs
 from harness.features.programs.records import PROGRAM_RUN, ProgramRun
 from harness.features.programs.worker.child import GRACE_S, Child, LogLine
 from harness.features.programs.worker.steps import Blocks
+from harness.features.programs.worker.trace import STEPS, WARM_UP, keep_trace
 from harness.worker.measure.telemetry import sampler
 from harness.worker.rank.context import Run
 from harness.worker.rank.failure import DivergedError, classify
@@ -35,6 +36,7 @@ from results.spec import split
 
 POLL_S = 0.25
 """Seconds between two looks at the steps, which the ranks take together."""
+TRACE = "trace.json"
 MARGIN_S = 0.5
 """The program has at least this time to see after which step it is to leave."""
 SILENCES = 3
@@ -81,7 +83,7 @@ def _started(run: Run, program: Program) -> Child:
     around, cell, file = run.around, run.cell, program.file
     folder, rank = Path(program.folder), around.rank.rank
     port = around.control.from_first(float(_free_port() if rank == 0 else 0))
-    own = around.study.run_folder(cell.id, run.slot.run_id) / f"program-{rank:05d}"
+    own = _own_folder(run)
     own.mkdir(exist_ok=True)
     # A program takes the GPUs that it sees.
     hidden_gpus = {} if around.device.type == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
@@ -90,15 +92,26 @@ def _started(run: Run, program: Program) -> Child:
         "module": file.module,
         "arguments": programs.words(file, _strategy(run), cell),
         "steps": "none" if file.steps == "log" else file.steps,
+        "trace": {"path": str(own / TRACE), "warmup": WARM_UP, "steps": STEPS} if _traces(run) else None,
     }
     return Child(
         programs.interpreter(file, folder),
         control,
-        folder=own.resolve(),
+        folder=own,
         cwd=folder,
         environment={**hidden_gpus, **file.environment, "MASTER_PORT": f"{port:.0f}"},
         pattern=file.pattern,
     )
+
+
+def _own_folder(run: Run) -> Path:
+    """The folder of this rank's program, which works in another folder: its path is absolute."""
+    folder = run.around.study.run_folder(run.cell.id, run.slot.run_id).resolve()
+    return folder / f"program-{run.around.rank.rank:05d}"
+
+
+def _traces(run: Run) -> bool:
+    return run.around.rank.rank in run.around.launch.trace
 
 
 def _strategy(run: Run) -> str:
@@ -234,6 +247,9 @@ class _Follow:
         if refused:
             raise UsageError(refused[0])
         why = child.failure
+        if self._control.largest(["EADDRINUSE" in why])[0]:
+            # A cancelled run is made again, at another port.
+            raise RuntimeError(f"remote process exited: the port of the program's ranks was taken ({why})")
         outcome = classify(RuntimeError(why))[0] if child.broken else Outcome.CANCELLED
         others = self._control.largest([outcome is not Outcome.CANCELLED])[0]
         if outcome is Outcome.OUT_OF_MEMORY or "MemoryError" in why:
@@ -272,9 +288,12 @@ class _Follow:
             return
         taken = self._control.largest([len(child.columns["end_ns"])])[0]
         typical_s = median(self.times[0][-20:]) / 1e9
-        child.stop_after(int(taken) + 1 + math.ceil(MARGIN_S / typical_s))
+        # A step is collective, so that all ranks take those which some of them trace.
+        traced = any(rank < self._gpus for rank in self._run.around.launch.trace)
+        further = 1 + math.ceil(MARGIN_S / typical_s) + (WARM_UP + STEPS) * traced
+        child.stop_after(int(taken) + further)
         self._run.around.log.heartbeat()
-        left = child.leave(GRACE_S + 4 * typical_s)
+        left = child.leave((4 if traced else 1) * GRACE_S + (4 + WARM_UP + STEPS) * typical_s)
         child.read()
         final = self._control.of_all([len(child.columns["end_ns"]), left])
         counts = {int(steps) for steps, _ in final}
@@ -393,6 +412,16 @@ class _Follow:
     def _keep(self) -> None:
         """Write the feature's own file of this rank: how long it waited, and what the shim noted."""
         child, around, size = self._child, self._run.around, self.blocks.steps
+        traced = None
+        if _traces(self._run) and self._by_log:
+            self._run.absent["trace"] = "lines of an output do not end the steps that a profiler keeps"
+        elif _traces(self._run):
+            path = around.study.trace_path(self._run.cell.id, self._run.slot.run_id, around.rank.rank)
+            try:
+                traced = keep_trace(_own_folder(self._run) / TRACE, path, on_gpu=self._on_gpu)
+            except (OSError, ValueError) as error:
+                # A full disk, say. The run is good without.
+                self._run.absent["trace"] = f"{type(error).__name__}: {error}"
         waits = child.columns["wait_ns"][1:][self.blocks.warmup : self.blocks.last]
         known = bool(waits) and None not in waits
         kept = ProgramRun(
@@ -406,6 +435,7 @@ class _Follow:
             else child.waits.get("note") or "waits are not taken with `steps: log`",
             notes=child.notes,
             steps_seen=len(child.columns["end_ns"]),
+            traced=traced,
         )
         path = around.study.run_folder(self._run.cell.id, self._run.slot.run_id)
         files.write_once(path / f"program-{around.rank.rank:05d}.json", PROGRAM_RUN.encode(kept))

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.profiler import profile, schedule
 
 cuda: Any = torch.cuda
 COLLECTIVES = ("all_", "barrier", "broadcast", "gather", "monitored", "recv", "reduce", "scatter", "send")
@@ -142,6 +143,7 @@ class Steps:
         self._written = 0
         self._last: int | None = None
         self._event: Any = None
+        self._profiler: profile | None = None
         self._look()
         self._begin()
 
@@ -218,9 +220,25 @@ class Steps:
             if self.ended == 1:
                 # A thread writes, so that no step contains the time of writing.
                 threading.Thread(target=self._keep_writing, daemon=True).start()
-        if self._last is not None and self.ended > self._last:
-            self.exit = "stop"
-            raise SystemExit(0)
+        if self._last is not None:
+            left = self._last + 1 - self.ended
+            if control := self._control.get("trace"):
+                self._trace(left, **control)
+            if left <= 0:
+                self.exit = "stop"
+                raise SystemExit(0)
+
+    def _trace(self, left: int, path: str, warmup: int, steps: int) -> None:
+        """Have torch's profiler keep the last `steps` steps, of which `left` and this step's end remain."""
+        if left <= warmup + steps and cuda.is_initialized():
+            # The kernels of a step are to end within it.
+            cuda.synchronize()
+        if left == warmup + steps:
+            kept = schedule(wait=0, warmup=warmup, active=steps, repeat=1)
+            self._profiler = profile(schedule=kept, on_trace_ready=lambda own: own.export_chrome_trace(path))
+            self._profiler.start()
+        elif self._profiler is not None:
+            self._profiler.step()
 
     def raised(self, error: BaseException) -> None:
         """Keep what has ended the program, unless bench did."""

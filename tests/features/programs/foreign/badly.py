@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,8 @@ if fault == "launches":
     )
 if fault == "catches":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if fault == "port taken" and RANK == 0:
+    other = socket.create_server(("", int(os.environ["MASTER_PORT"])))
 dist.init_process_group("gloo")
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
