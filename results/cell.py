@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Set
 from functools import cache, cached_property
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
@@ -259,25 +259,27 @@ def pruning_reason(cause: str) -> str:
     return f"inferred out of memory: {cause} has a smaller batch and ran out of it"
 
 
-class Named(Protocol):
-    """Anything with the four axes of a label."""
+class Names(msgspec.Struct, frozen=True, kw_only=True):
+    """The names of what a cell computes, and of how its gradients travel: the axes of texts."""
 
-    @property
-    def strategy(self) -> str: ...
-    @property
-    def compression(self) -> str: ...
-    @property
-    def collective(self) -> str: ...
-    @property
-    def link(self) -> str: ...
+    workload: str
+    strategy: str
+    compression: str = UNCOMPRESSED
+    collective: str = DEFAULT_COLLECTIVE
+    link: str = NO_LINK
 
 
-def label(named: Named) -> str:
+def named(of: Cell | Names) -> dict[str, str]:
+    """The fields of `Names` of a cell, a point or a series."""
+    return {axis: getattr(of, axis) for axis in Names.__struct_fields__}
+
+
+def label(named: Cell | Names) -> str:
     """Label of the exchange and its link: `ddp + topk:0.01, ring, 1gbit`; defaults are left out."""
     return exchange_label(named) if named.link == NO_LINK else f"{exchange_label(named)}, {named.link}"
 
 
-def exchange_label(named: Named) -> str:
+def exchange_label(named: Cell | Names) -> str:
     """The label without the link: `ddp + topk:0.01, ring`."""
     compressed = (
         named.strategy if named.compression == UNCOMPRESSED else f"{named.strategy} + {named.compression}"

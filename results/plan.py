@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -16,9 +15,11 @@ from results.cell import (
     Checkpointing,
     Device,
     MemoryFormat,
+    Names,
     Precision,
     StepPolicy,
     label,
+    named,
 )
 from results.errors import SchemaError, UsageError
 from results.features import MEASURED, Kind, kind_named
@@ -59,6 +60,44 @@ class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gpus: Annotated[int, msgspec.Meta(ge=1)] | None = None
     batch_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
     scaling: Scaling | None = None
+
+    @property
+    def axes(self) -> dict[str, Any]:
+        """The axes that it names, with their values."""
+        return {axis: value for axis, value in msgspec.structs.asdict(self).items() if value is not None}
+
+    def matches(self, point: Point) -> bool:
+        return all(getattr(point, axis) == value for axis, value in self.axes.items())
+
+
+class SeriesId(Names, frozen=True, kw_only=True):
+    """The key of a series in its plan: the axes that its points, run or skipped, have in common."""
+
+    scaling: Scaling
+    batch_size: int
+    """The batch that was asked for, as in the stored `Series` and `Skip`: per replica, or global where a
+    strong series has its own `--global-batch-size`."""
+
+
+class Point(SeriesId, frozen=True, kw_only=True):
+    """One point of the matrix: a cell under one rule of scaling, before it is known to make sense.
+
+    A new axis of texts is a field of `Names`, with its default; of `Cell`; of `Pattern`; and, in the plural,
+    of `Request`. All that plans, stores and shows points follows.
+    """
+
+    gpus: int
+
+    @property
+    def series_id(self) -> SeriesId:
+        return SeriesId(**named(self), scaling=self.scaling, batch_size=self.batch_size)
+
+
+def values_name(axis: str) -> str:
+    """The field of a `Request` that has the values of an axis: the plural of its name."""
+    if axis.endswith("s"):
+        return axis
+    return f"{axis[:-1]}ies" if axis.endswith("y") else f"{axis}s"
 
 
 class FittingBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +165,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     source_folder: str | None = None
     """The folder of the study file (or of the call): where `py:` workloads are imported from."""
 
+    def values(self, axis: str) -> tuple[Any, ...]:
+        """The values of an axis of the matrix, without those of single points."""
+        values: tuple[Any, ...] = getattr(self, values_name(axis))
+        return values
+
     @property
     def every_strategy(self) -> frozenset[str]:
         """All strategies that are named, also for single points."""
@@ -148,30 +192,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 raise UsageError(f"a batch size is at least 1, not {batch}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeriesId:
-    """The key of a series in its plan: the fields that its points, run or skipped, have in common."""
-
-    workload: str
-    strategy: str
-    compression: str
-    collective: str
-    link: str
-    scaling: Scaling
-    batch_size: int
-    """The batch that was asked for, as in the stored `Series` and `Skip`: per replica, or global where a
-    strong series has its own `--global-batch-size`."""
-
-
-class Series(msgspec.Struct, frozen=True, kw_only=True):
+class Series(Names, frozen=True, kw_only=True):
     """Cells that differ by one rule in only `gpus` (under strong scaling also in micro-batch)."""
 
     kind: Scaling
-    workload: str
-    strategy: str
-    compression: str
-    collective: str = DEFAULT_COLLECTIVE
-    link: str = NO_LINK
     batch_size: int
     """Batch per replica under weak scaling; the user's `--batch-size` under strong."""
     global_batch: int | None
@@ -183,18 +207,14 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     def id(self) -> SeriesId:
         return SeriesId(**named(self), scaling=self.kind, batch_size=self.batch_size)
 
+    def point(self, gpus: int) -> Point:
+        """The point of its cell of this size."""
+        return Point(**msgspec.structs.asdict(self.id), gpus=gpus)
 
-class Skip(msgspec.Struct, frozen=True, kw_only=True):
+
+class Skip(Point, frozen=True, kw_only=True):
     """A point of the matrix that is not run, and why."""
 
-    workload: str
-    strategy: str
-    compression: str
-    collective: str = DEFAULT_COLLECTIVE
-    link: str = NO_LINK
-    gpus: int
-    batch_size: int
-    scaling: Scaling
     reason: str
     rule: Rule | None = None
     """The rule that left it out; None in plans that were made before rules were kept."""
@@ -208,14 +228,8 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True):
         return self.rule == "excluded" if self.rule is not None else self.reason.startswith(EXCLUDED)
 
     @property
-    def series_id(self) -> SeriesId:
-        """The series that the point would be of."""
-        return SeriesId(**named(self), scaling=self.scaling, batch_size=self.batch_size)
-
-
-def named(of: Cell | Series | SeriesId | Skip) -> dict[str, str]:
-    """The names of what a cell or a series computes, and of how its gradients travel."""
-    return {axis: getattr(of, axis) for axis in ("workload", "strategy", "compression", "collective", "link")}
+    def point(self) -> Point:
+        return Point(**{axis: getattr(self, axis) for axis in Point.__struct_fields__})
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True, order=True):

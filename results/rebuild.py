@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 
-from results.cell import Cell
+from results.cell import Cell, Names, named
 from results.launch import Launch
-from results.plan import Plan, Request, Scaling, Series, named
+from results.plan import Plan, Request, Scaling, Series, values_name
 
 
 def rebuilt_plan(study: str, cells: Sequence[Cell], launches: Sequence[Launch]) -> Plan:
@@ -26,12 +27,8 @@ def rebuilt_plan(study: str, cells: Sequence[Cell], launches: Sequence[Launch]) 
         study=study,
         created_at="",
         request=Request(
-            workloads=_each(cell.workload for cell in cells),
             gpus=tuple(sorted({cell.gpus for cell in cells})),
-            strategies=_each(cell.strategy for cell in cells),
-            compressions=_each(cell.compression for cell in cells),
-            collectives=_each(cell.collective for cell in cells),
-            links=_each(cell.link for cell in cells),
+            **{values_name(axis): _each(cells, axis) for axis in Names.__struct_fields__},
             batch_sizes=tuple(sorted({cell.batch_per_replica for cell in cells})),
             scalings=tuple(dict.fromkeys(one.kind for one in series)),
             repeats=max((slot.repeat for launch in mine for slot in launch.slots), default=1),
@@ -53,8 +50,8 @@ def rebuilt_plan(study: str, cells: Sequence[Cell], launches: Sequence[Launch]) 
     )
 
 
-def _each(values: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(values))
+def _each(cells: Sequence[Cell], axis: str) -> Any:
+    return tuple(dict.fromkeys(getattr(cell, axis) for cell in cells))
 
 
 def _series(cells: Sequence[Cell]) -> Iterable[Series]:

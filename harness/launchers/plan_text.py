@@ -11,7 +11,6 @@ from harness.launch.machine import Machine
 from harness.plan.auto import AUTO, Choice, ChoiceRow, StrategyCandidate, candidate_rows
 from harness.plan.estimate import Estimate
 from harness.plan.expand import auto_choices
-from harness.plan.points import MatrixPoint
 from harness.plan.schedule import PlannedLaunch
 from harness.plan.study_file import SETTINGS
 from harness.plan.surroundings import MIB, SHARE, Measured
@@ -25,7 +24,7 @@ from results.environment import CodeVersion
 from results.launch import Launch
 from results.notation import NO_LINK, link_text
 from results.outcome import Evidence
-from results.plan import Plan, Request, Skip
+from results.plan import Plan, Point, Request, Skip
 from results.store import Study
 
 _LAUNCH_ID = "LAUNCH_ID"
@@ -90,27 +89,26 @@ def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> 
     return [*lines, *_choice_lines(weighed_choices(study, plan))]
 
 
-def weighed_choices(study: Study, plan: Plan) -> list[tuple[MatrixPoint, Choice]]:
+def weighed_choices(study: Study, plan: Plan) -> list[tuple[Point, Choice]]:
     """Weigh the strategies for each point of `auto`, by what its study has measured."""
     if AUTO not in plan.request.every_strategy:
         return []
     return auto_choices(plan, Measured.of_study(study, study.results()))
 
 
-def _choice_lines(weighed: Sequence[tuple[MatrixPoint, Choice]]) -> list[str]:
+def _choice_lines(weighed: Sequence[tuple[Point, Choice]]) -> list[str]:
     """The strategy that `auto` chose for each point, and then the assumptions of all these choices.
 
     A point is named by its workload and size, and by whatever else the points differ in.
     """
     every = [
-        {"batch": point.key.batch_size, "scaling": point.key.scaling, "link": point.key.link}
-        for point, _ in weighed
+        {"batch": point.batch_size, "scaling": point.scaling, "link": point.link} for point, _ in weighed
     ]
     vary = [word for word in ("batch", "scaling", "link") if len({told[word] for told in every}) > 1]
     lines = []
     for (point, choice), told in zip(weighed, every, strict=True):
         if choice.chosen is not None:
-            words = [f"{point.key.workload} on {point.gpus}", *(f"{word} {told[word]}" for word in vary)]
+            words = [f"{point.workload} on {point.gpus}", *(f"{word} {told[word]}" for word in vary)]
             lines.append(f"  auto for {', '.join(words)}: {choice.chosen.strategy}, {choice.reason}")
     notes = dict.fromkeys(note for _, choice in weighed for note in choice.around.notes)
     return [*lines, *(f"  {note}" for note in notes)]
@@ -160,10 +158,9 @@ def plan_tables(
             numeric=[False] * (1 + len(axes)) + [True, True, False, False],
         )
     for point, choice in weighed_choices(study, plan):
-        key = point.key
         console.result(
-            f"\nauto for {key.workload} on {point.gpus}, batch {key.batch_size}, {key.scaling} scaling"
-            + (f", link {key.link}" if key.link != NO_LINK else "")
+            f"\nauto for {point.workload} on {point.gpus}, batch {point.batch_size}, {point.scaling} scaling"
+            + (f", link {point.link}" if point.link != NO_LINK else "")
         )
         for text in choice.around.lines():
             console.result(f"  {text}")

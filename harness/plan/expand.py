@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace as with_fields
 
 from harness.plan.auto import AUTO, Choice, choose
 from harness.plan.lighter import lighter
 from harness.plan.points import (
     GlobalBatches,
-    MatrixPoint,
     Reason,
     included_points,
     micro_batch_of,
@@ -22,10 +22,10 @@ from harness.plan.points import (
 from harness.plan.predict import certain_bytes, predicted_bytes, unpredicted
 from harness.plan.surroundings import MIB, Devices, Limit, Measured, Surroundings, devices_of
 from harness.plan.unfit import misplaced, unlinkable, unsplittable
-from results.cell import BASELINE_STRATEGY, Cell
+from results.cell import BASELINE_STRATEGY, Cell, Names, named
 from results.errors import SpecError, UsageError
 from results.notation import read_link
-from results.plan import EXCLUDED, Pattern, Plan, Request, Rule, Series, SeriesId, Skip, named
+from results.plan import EXCLUDED, Pattern, Plan, Point, Request, Rule, Series, SeriesId, Skip
 from results.registry import load
 from strategies.catalog import OPTIMIZERS, group_layout
 from strategies.refusal import refusal
@@ -33,6 +33,8 @@ from workloads import catalog as workloads
 from workloads.datasets.facts import DATASETS
 from workloads.source import file_hash
 
+_OF_CELLS = tuple(axis for axis in Names.__struct_fields__ if axis in Cell.__struct_fields__)
+"""The named axes that a cell has as they are; it has the rate of its link."""
 _DOUBLINGS = 7
 """The advice for a cell that does not fit tries its number of workers, and doubles it up to 64 times."""
 
@@ -59,10 +61,10 @@ def expand(
     builder = _PlanBuilder(request, GlobalBatches(request, earlier), limit or Limit())
     builder.planned = frozenset(cell.id for plan in earlier for cell in plan.cells)
     builder.kept = _kept_choices(earlier)
-    for point in points(request):
-        builder.add(point)
+    for point, excluding in points(request):
+        builder.add(point, excluding)
     if baseline and BASELINE_STRATEGY not in request.every_strategy:
-        request = msgspec.structs.replace(request, include=(*request.include, *builder.add_baselines()))
+        request = with_fields(request, include=(*request.include, *builder.add_baselines()))
     return Plan(
         study=study,
         created_at=created_at,
@@ -75,7 +77,7 @@ def expand(
     )
 
 
-def auto_choices(plan: Plan, measured: Measured | None = None) -> list[tuple[MatrixPoint, Choice]]:
+def auto_choices(plan: Plan, measured: Measured | None = None) -> list[tuple[Point, Choice]]:
     """Weigh the strategies again for each point of `auto`, except points that are skipped for other reasons.
 
     What the plan has chosen stays chosen.
@@ -85,28 +87,28 @@ def auto_choices(plan: Plan, measured: Measured | None = None) -> list[tuple[Mat
     limit = Limit(measured=measured or Measured())
     builder = _PlanBuilder(plan.request, GlobalBatches(plan.request, (plan,)), limit)
     builder.kept = _kept_choices((plan,))
-    skipped = {MatrixPoint(key=skip.series_id, gpus=skip.gpus) for skip in plan.skips}
+    skipped = {skip.point for skip in plan.skips}
     weighed = []
-    for point in points(plan.request):
-        if point.key.strategy == AUTO and point.excluded_by is None:
+    for point, excluding in points(plan.request):
+        if point.strategy == AUTO and excluding is None:
             choice = builder.choice(point)
             if isinstance(choice, Choice) and (choice.chosen is None) == (point in skipped):
                 weighed.append((point, choice))
     return weighed
 
 
-def _kept_choices(plans: Iterable[Plan]) -> dict[MatrixPoint, tuple[str, ...]]:
+def _kept_choices(plans: Iterable[Plan]) -> dict[Point, tuple[str, ...]]:
     """Map each point to the strategies that plans with `auto` have there: if such a plan also names some, the
     others, of which one is the choice, or all where it named the choice too."""
-    kept: dict[MatrixPoint, tuple[str, ...]] = {}
+    kept: dict[Point, tuple[str, ...]] = {}
     for plan in plans:
         if AUTO not in plan.request.every_strategy:
             continue
         cells = {cell.id: cell.gpus for cell in plan.cells}
-        there: dict[MatrixPoint, list[str]] = {}
+        there: dict[Point, list[str]] = {}
         for series in plan.series:
             for cell in series.cells:
-                point = MatrixPoint(key=replace(series.id, strategy=AUTO), gpus=cells[cell])
+                point = with_fields(series.point(cells[cell]), strategy=AUTO)
                 there.setdefault(point, []).append(series.strategy)
         for point, names in there.items():
             unnamed = [name for name in names if name not in plan.request.every_strategy]
@@ -126,28 +128,36 @@ class _PlanBuilder:
         self._bases = {workload: base_cell(request, workload) for workload in workloads_of(request)}
         self._members: dict[SeriesId, dict[int, str]] = {}
         self._fitting: dict[SeriesId, str] = {}
-        self._weighed: dict[MatrixPoint, str | None] = {}
+        self._weighed: dict[Point, str | None] = {}
         self.planned: frozenset[str] = frozenset()
         """Ids of cells that stay in the plan even if they do not fit."""
-        self.kept: dict[MatrixPoint, tuple[str, ...]] = {}
+        self.kept: dict[Point, tuple[str, ...]] = {}
         """The strategies of which an earlier `auto` chose one, by point."""
 
-    def add(self, point: MatrixPoint) -> None:
-        if point.key.strategy == AUTO and point.excluded_by is None:
+    def add(self, point: Point, excluding: Pattern | None = None) -> None:
+        """Add a point as a cell of its series, or as a skip; `excluding` is a pattern that leaves it out."""
+        if excluding is not None:
+            axes = ", ".join(f"{axis} {value}" for axis, value in excluding.axes.items())
+            self._skip(point, Reason("excluded", f"{EXCLUDED}: {axes}"))
+            return
+        if point.strategy == AUTO:
             choice = self.choice(point)
             if isinstance(choice, Reason) or choice.chosen is None:
-                why = choice if isinstance(choice, Reason) else Reason("auto", choice.reason)
-                self.skips.append(point.skip(why))
+                self._skip(point, choice if isinstance(choice, Reason) else Reason("auto", choice.reason))
                 return
-            point = replace(point, key=replace(point.key, strategy=choice.chosen.strategy))
+            point = with_fields(point, strategy=choice.chosen.strategy)
         cell = self._cell(point)
         if isinstance(cell, Cell):
             cell = self._unfit(point, cell) or cell
         if isinstance(cell, Reason):
-            self.skips.append(point.skip(cell))
+            self._skip(point, cell)
             return
         self.cells.setdefault(cell.id, cell)
-        self._members.setdefault(point.key, {})[point.gpus] = cell.id
+        self._members.setdefault(point.series_id, {})[point.gpus] = cell.id
+
+    def _skip(self, point: Point, why: Reason) -> None:
+        axes = msgspec.structs.asdict(point)
+        self.skips.append(Skip(**axes, reason=why.text, rule=why.rule, predicate=why.predicate))
 
     def add_baselines(self) -> list[Pattern]:
         """Add `single` for the work of series that cannot have size 1. Return the added points."""
@@ -155,20 +165,26 @@ class _PlanBuilder:
         larger = {(key.workload, key.batch_size, key.scaling) for key in self._members}
         added = []
         for work in dict.fromkeys((skip.workload, skip.batch_size, skip.scaling) for skip in lacking):
-            named = dict(zip(("workload", "batch_size", "scaling"), work, strict=True))
-            pattern = msgspec.convert({**named, "strategy": BASELINE_STRATEGY, "gpus": 1}, Pattern)
-            [point] = included_points(msgspec.structs.replace(self._request, include=(pattern,)))
+            workload, batch_size, scaling = work
+            pattern = Pattern(
+                workload=workload,
+                strategy=BASELINE_STRATEGY,
+                gpus=1,
+                batch_size=batch_size,
+                scaling=scaling,
+            )
+            [point] = included_points(with_fields(self._request, include=(pattern,)))
             cell = self._cell(point)
             fits = isinstance(cell, Cell) and self._unfit(point, cell) is None
-            if work in larger and point.key not in self._members and fits:
+            if work in larger and point.series_id not in self._members and fits:
                 self.add(point)
                 added.append(pattern)
         return added
 
-    def _unfit(self, point: MatrixPoint, cell: Cell) -> Reason | None:
+    def _unfit(self, point: Point, cell: Cell) -> Reason | None:
         """Return why a cell certainly does not fit into a GPU; None if it may fit or is already planned."""
         for batch in self._request.batches or ():
-            if batch.basis == "nothing fits" and batch.series == point.key:
+            if batch.basis == "nothing fits" and batch.series == point.series_id:
                 return Reason("memory", f"no batch fits: {batch.why}; {self._what_fits(point, cell)}")
         memory = self._limit.gpu_bytes
         if memory is None or cell.id in self.planned:
@@ -180,32 +196,33 @@ class _PlanBuilder:
         instead = self._what_fits(point, cell)
         return Reason("memory", f"{text} {memory / MIB:,.0f}: {instead}; --keep-unfit measures it anyway")
 
-    def _what_fits(self, point: MatrixPoint, cell: Cell) -> str:
+    def _what_fits(self, point: Point, cell: Cell) -> str:
         """Name the options that fit by prediction: the cheapest change of the cell, or for the first size of
         a series that does not fit another strategy, maybe on more workers."""
         devices = replace(self._limit.gpus or devices_of(self._request), measured=self._limit.measured)
         around = Surroundings.of(cell, devices, self._request.gpus_per_node)
         if (changed := lighter(cell, around)) is not None:
             return changed
-        if point.key in self._fitting:
-            return self._fitting[point.key]
+        key = point.series_id
+        if key in self._fitting:
+            return self._fitting[key]
         advice = "give more workers, and a strategy that shards"
         for gpus in (point.gpus << doubled for doubled in range(_DOUBLINGS)):
-            larger = replace(point, key=replace(point.key, strategy=AUTO), gpus=gpus)
+            larger = with_fields(point, strategy=AUTO, gpus=gpus)
             if larger not in self._weighed:
                 choice = self.choice(larger, self._limit.gpus)
                 self._weighed[larger] = choice.lightest if isinstance(choice, Choice) else None
             if (options := self._weighed[larger]) is not None:
                 advice = f"{options} --gpus {gpus} fits by prediction"
                 break
-        self._fitting[point.key] = advice
+        self._fitting[key] = advice
         return advice
 
-    def choice(self, point: MatrixPoint, gpus: Devices | None = None) -> Choice | Reason:
+    def choice(self, point: Point, gpus: Devices | None = None) -> Choice | Reason:
         """Return what `auto` chooses for a point on `gpus` (default: the request's), or why it cannot."""
 
         def made(strategy: str) -> Cell | Reason:
-            return self._cell(replace(point, key=replace(point.key, strategy=strategy)))
+            return self._cell(with_fields(point, strategy=strategy))
 
         devices = replace(gpus or devices_of(self._request), measured=self._limit.measured)
         per_node = self._request.gpus_per_node
@@ -226,27 +243,24 @@ class _PlanBuilder:
                 cells=tuple(cells[gpus] for gpus in sorted(cells)),
             )
 
-    def _cell(self, point: MatrixPoint) -> Cell | Reason:
+    def _cell(self, point: Point) -> Cell | Reason:
         """Return the cell of a point, or the reason for a skip: first what makes no sense, last what is
         unfit."""
-        if point.excluded_by is not None:
-            named = msgspec.to_builtins(point.excluded_by)
-            return Reason("excluded", f"{EXCLUDED}: " + ", ".join(f"{key} {named[key]}" for key in named))
         probe = self._probe(point)
         try:
             groups = group_layout(probe.strategy, probe.gpus, probe.node_size)
         except SpecError as error:
             return Reason("groups", str(error))
-        probe = msgspec.structs.replace(probe, model_parallel=groups.model_parallel)
-        if point.key.scaling == "weak":
-            micro_batch = micro_batch_of(point.key.batch_size, accumulation=probe.accumulation)
+        probe = with_fields(probe, model_parallel=groups.model_parallel)
+        if point.scaling == "weak":
+            micro_batch = micro_batch_of(point.batch_size, accumulation=probe.accumulation)
         else:
             micro_batch = micro_batch_of(
-                self._global_batches.of(point.key), accumulation=probe.accumulation, replicas=probe.replicas
+                self._global_batches.of(point), accumulation=probe.accumulation, replicas=probe.replicas
             )
         if isinstance(micro_batch, str):
             return _refused_by_strategy(probe) or Reason("batch", micro_batch)
-        cell = msgspec.structs.replace(probe, micro_batch=micro_batch)
+        cell = with_fields(probe, micro_batch=micro_batch)
         if (refused := _refused_by_strategy(cell)) is not None:
             return refused
         found: tuple[tuple[Rule, str | None], ...] = (
@@ -257,15 +271,11 @@ class _PlanBuilder:
         senseless = next((Reason(rule, text) for rule, text in found if text is not None), None)
         return senseless or self._misfit(cell) or cell
 
-    def _probe(self, point: MatrixPoint) -> Cell:
+    def _probe(self, point: Point) -> Cell:
         """Return the cell of a point without its micro-batch and the ranks of a replica."""
-        return msgspec.structs.replace(
-            self._bases[point.key.workload],
-            strategy=point.key.strategy,
-            compression=point.key.compression,
-            collective=point.key.collective,
-            link_mbit_per_s=read_link(point.key.link),
-            gpus=point.gpus,
+        axes = {axis: getattr(point, axis) for axis in _OF_CELLS}
+        return with_fields(
+            self._bases[point.workload], **axes, link_mbit_per_s=read_link(point.link), gpus=point.gpus
         )
 
     def _misfit(self, cell: Cell) -> Reason | None:

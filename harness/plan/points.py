@@ -7,13 +7,14 @@ scaling.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
-from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED
+import msgspec
+
+from results.cell import BASELINE_STRATEGY
 from results.errors import UsageError
-from results.notation import NO_LINK
-from results.plan import Pattern, Plan, Request, Rule, SeriesId, Skip, named
+from results.plan import Pattern, Plan, Point, Request, Rule, SeriesId
 from strategies.catalog import STRATEGIES
 from workloads.catalog import MEMBERS, WORKLOADS
 
@@ -31,66 +32,41 @@ class Reason:
 
 MOST_POINTS = 200_000
 """More cells than anyone runs; planning this number takes seconds."""
-_AXES = ("workload", "strategy", "compression", "collective", "link", "batch_size", "scaling")
-"""Fields that name a series, and that a pattern can name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixPoint:
-    """One point of the matrix: a cell under one rule of scaling, before it is known to make sense."""
+def points(request: Request) -> Iterator[tuple[Point, Pattern | None]]:
+    """Every requested point once, with the pattern that excludes it; the points of a series together.
 
-    key: SeriesId
-    gpus: int
-    excluded_by: Pattern | None = None
-
-    def skip(self, reason: Reason) -> Skip:
-        key = self.key
-        return Skip(
-            **named(key),
-            gpus=self.gpus,
-            batch_size=key.batch_size,
-            scaling=key.scaling,
-            reason=reason.text,
-            rule=reason.rule,
-            predicate=reason.predicate,
-        )
-
-
-def points(request: Request) -> Iterator[MatrixPoint]:
-    """Every requested point once, the points of a series together; an included point is never excluded.
-
-    Raises UsageError for a matrix of more than MOST_POINTS, before it has grown, and for an exclude
-    pattern that names what no point has.
+    An included point is never excluded. Raises UsageError for a matrix of more than MOST_POINTS, before it
+    has grown, and for an exclude pattern that names what no point has.
     """
     keys = list(series_of(request))
-    axes: dict[str, list[object]] = {
-        name: list(dict.fromkeys(getattr(key, name) for key in keys)) for name in _AXES
-    }
-    axes["gpus"] = list(request.gpus)
-    for number, pattern in enumerate(request.exclude):
-        for name, values in axes.items():
-            wanted = getattr(pattern, name)
-            if wanted is not None and wanted not in values:
-                raise UsageError(
-                    f"exclude[{number}]: no point of the matrix has {name} {wanted}; "
-                    f"it has {', '.join(map(str, values))}"
-                )
+    _require_excluded(request, keys)
     count = len(keys) * len(request.gpus) + len(request.include)
     if count > MOST_POINTS:
         raise UsageError(f"the matrix has {count} points, at most {MOST_POINTS} are planned; narrow an axis")
     included = dict.fromkeys(included_points(request))
     for key in keys:
         for gpus in request.gpus:
-            point = MatrixPoint(key=key, gpus=gpus)
+            point = Point(**msgspec.structs.asdict(key), gpus=gpus)
             if point not in included:
-                excluding = (
-                    pattern
-                    for pattern in request.exclude
-                    if pattern.gpus in (None, gpus)
-                    and all(getattr(pattern, axis) in (None, getattr(key, axis)) for axis in _AXES)
+                yield point, next((one for one in request.exclude if one.matches(point)), None)
+    for point in included:
+        yield point, None
+
+
+def _require_excluded(request: Request, keys: Sequence[SeriesId]) -> None:
+    """Raise UsageError if an exclude pattern names a value that no point has."""
+    axes: dict[str, list[object]] = {"gpus": list(request.gpus)}
+    for name in SeriesId.__struct_fields__:
+        axes[name] = list(dict.fromkeys(getattr(key, name) for key in keys))
+    for number, pattern in enumerate(request.exclude):
+        for name, wanted in pattern.axes.items():
+            if wanted not in axes[name]:
+                raise UsageError(
+                    f"exclude[{number}]: no point of the matrix has {name} {wanted}; "
+                    f"it has {', '.join(map(str, axes[name]))}"
                 )
-                yield MatrixPoint(key=key, gpus=gpus, excluded_by=next(excluding, None))
-    yield from included
 
 
 def workloads_of(request: Request) -> tuple[str, ...]:
@@ -102,56 +78,41 @@ def workloads_of(request: Request) -> tuple[str, ...]:
 def series_of(request: Request) -> Iterator[SeriesId]:
     """The series of a request's axes, each once; of `--batch-size auto` those that have a batch."""
     if request.batches is not None:
-        batches = [one.series for one in request.batches]
-        if BASELINE_STRATEGY in request.strategies:
-            batches += [
-                replace(
-                    one.series,
-                    strategy=BASELINE_STRATEGY,
-                    compression=UNCOMPRESSED,
-                    collective=DEFAULT_COLLECTIVE,
-                    link=NO_LINK,
-                )
-                for one in request.batches
-                if one.work and one.basis != "nothing fits"
-            ]
-        yield from dict.fromkeys(batches)
+        yield from _series_of_batches(request)
         return
-    axes = (request.compressions, request.collectives, request.links, request.scalings)
+    names = [name for name in SeriesId.__struct_fields__ if name not in ("workload", "batch_size")]
     for workload in request.workloads:
         own = request.batch_sizes or (MEMBERS[WORKLOADS.parse(workload).name].batch,)
-        named = [name for name in request.strategies if STRATEGIES.facts(name).applies(workload)]
-        for strategy, compression, collective, link, scaling in product(named, *axes):
-            for batch_size in (scaling == "strong" and request.global_batch_sizes) or own:
-                yield SeriesId(
-                    workload=workload,
-                    strategy=strategy,
-                    compression=compression,
-                    collective=collective,
-                    link=link,
-                    scaling=scaling,
-                    batch_size=batch_size,
-                )
+        for values in product(*map(request.values, names)):
+            axes = dict(zip(names, values, strict=True))
+            if not STRATEGIES.facts(axes["strategy"]).applies(workload):
+                continue
+            for batch_size in (axes["scaling"] == "strong" and request.global_batch_sizes) or own:
+                yield SeriesId(workload=workload, batch_size=batch_size, **axes)
 
 
-def included_points(request: Request) -> Iterator[MatrixPoint]:
+def _series_of_batches(request: Request) -> Iterator[SeriesId]:
+    """The series of `--batch-size auto`, and the plain baselines of those that have a batch."""
+    batches = [one.series for one in request.batches or ()]
+    if BASELINE_STRATEGY in request.strategies:
+        found = [one.series for one in request.batches or () if one.work and one.basis != "nothing fits"]
+        batches += [
+            SeriesId(
+                workload=series.workload,
+                strategy=BASELINE_STRATEGY,
+                scaling=series.scaling,
+                batch_size=series.batch_size,
+            )
+            for series in found
+        ]
+    yield from dict.fromkeys(batches)
+
+
+def included_points(request: Request) -> Iterator[Point]:
     """The points that a request includes in addition to the product of its axes."""
     for pattern in request.include:
-        assert pattern.workload is not None
-        assert pattern.strategy is not None
-        assert pattern.gpus is not None
-        assert pattern.batch_size is not None
         for scaling in (pattern.scaling,) if pattern.scaling else request.scalings:
-            key = SeriesId(
-                workload=pattern.workload,
-                strategy=pattern.strategy,
-                compression=pattern.compression or UNCOMPRESSED,
-                collective=pattern.collective or DEFAULT_COLLECTIVE,
-                link=pattern.link or NO_LINK,
-                scaling=scaling,
-                batch_size=pattern.batch_size,
-            )
-            yield MatrixPoint(key=key, gpus=pattern.gpus)
+            yield Point(**{**pattern.axes, "scaling": scaling})
 
 
 class GlobalBatches:

@@ -2,56 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
 from harness.plan.options import BATCH_AUTO, read_duration_s
+from harness.plan.points import workloads_of
 from harness.plan.study_file import BY_NAME, StudyFile, check_values, combinations
-from results.cell import (
-    BASELINE_STRATEGY,
-    DEFAULT_COLLECTIVE,
-    REFERENCE_STRATEGY,
-    SYNTHETIC,
-    UNCOMPRESSED,
-    Checkpointing,
-    StepPolicy,
-)
+from results.cell import BASELINE_STRATEGY, REFERENCE_STRATEGY, SYNTHETIC, Checkpointing, Device, StepPolicy
 from results.errors import UsageError
 from results.features import hook
-from results.notation import NO_LINK, link_text, read_link
+from results.notation import link_text, read_link
 from results.parts import Unknown
-from results.plan import Pattern, Request
+from results.plan import Pattern, Point, Request, values_name
 from strategies.auto import Auto
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STRATEGIES
 from workloads.catalog import WORKLOADS, default_workloads, facts
 from workloads.datasets.facts import DATASETS
 
-_DEFAULTS: dict[str, tuple[Any, ...]] = {
-    "strategy": (BASELINE_STRATEGY, REFERENCE_STRATEGY),
-    "compression": (UNCOMPRESSED,),
-    "collective": (DEFAULT_COLLECTIVE,),
-    "link": (NO_LINK,),
-    "scaling": ("weak",),
-    "batch_size": (),
-    "global_batch_size": (),
-}
-"""Values of the axes that the options leave out; workloads depend on the device."""
-_AXES = ("workload", "gpus", *_DEFAULTS)
+_AXES = (*Point.__struct_fields__, "global_batch_size")
 _NEEDED = ("workload", "strategy", "gpus", "batch_size")
 _COPIED_OPTIONS = (
     *("repeats", "precision", "accumulation", "memory_limit_mb", "compile", "memory_format", "seed"),
     *("gpus_per_node", "node_size"),
 )
 """Options that are copied to the request: it has them under the same name, with the same default."""
-_CATALOGS = {
-    "workload": WORKLOADS,
-    "strategy": STRATEGIES,
-    "compression": COMPRESSIONS,
-    "collective": COLLECTIVES,
+_CANONICAL: Mapping[str, Callable[[str], str]] = {
+    "workload": lambda text: WORKLOADS.parse(text).text,
+    "strategy": lambda text: STRATEGIES.parse(text).text,
+    "compression": lambda text: COMPRESSIONS.parse(text).text,
+    "collective": lambda text: COLLECTIVES.parse(text).text,
+    "link": lambda text: link_text(read_link(text)),
 }
+"""The canonical form of a text of an axis. Raises SpecError, or UsageError."""
 
 
 def make_requests(options: StudyFile, *, machine_has_cuda: bool, source_folder: Path) -> tuple[Request, ...]:
@@ -70,43 +55,10 @@ def make_requests(options: StudyFile, *, machine_has_cuda: bool, source_folder: 
 
 def _request(options: StudyFile, machine_has_cuda: bool, source_folder: Path) -> Request:
     """Make the request of one setting."""
-    device = options.device or "auto"
-    if device == "auto":
-        device = "cuda" if machine_has_cuda else "cpu"
-    if options.backend == "nccl" and device == "cpu":
-        raise UsageError("--backend nccl needs --device cuda; use gloo on CPU")
-    if options.gpus is None:
-        raise UsageError(
-            "--gpus is missing: how many workers? such as --gpus 1..8, or gpus: 1..8 in a study file"
-        )
-    given = {name: value for name in _AXES if (value := getattr(options, name)) is not None}
-    values = {name: tuple(BY_NAME[name].kind.items(given[name], BY_NAME[name].flag)) for name in given}
-    axes = {**_DEFAULTS, "workload": default_workloads(device), **values}
-    axes |= {
-        name: tuple(dict.fromkeys(catalog.parse(text).text for text in axes[name]))
-        for name, catalog in _CATALOGS.items()
-    }
-    finds_batch = axes["batch_size"] == (BATCH_AUTO,)
-    include, exclude = _patterns("include", options.include), _patterns("exclude", options.exclude)
-    dataset = DATASETS.parse(options.dataset or SYNTHETIC).text  # type: ignore[arg-type]
-    named = [*axes["workload"], *(pattern.workload for pattern in include if pattern.workload is not None)]
-    _require_fit(dataset, named)
-    reads_files = DATASETS.facts(dataset).file is not None
-    known = [facts(WORKLOADS.parse(text)) for text in named]
-    reads_files |= any(each.hashed_by is not None for each in known)
-    others = {name: value for name in _COPIED_OPTIONS if (value := getattr(options, name)) is not None}
+    device = _device(options, machine_has_cuda)
     request = Request(
-        workloads=axes["workload"],
-        gpus=axes["gpus"],
-        strategies=axes["strategy"],
-        compressions=axes["compression"],
-        collectives=axes["collective"],
-        links=tuple(dict.fromkeys(link_text(read_link(text)) for text in axes["link"])),
-        batch_sizes=() if finds_batch else axes["batch_size"],
-        batches=() if finds_batch else None,
-        global_batch_sizes=axes["global_batch_size"],
-        scalings=axes["scaling"],
-        dataset=dataset,
+        **_axes(options, device),
+        dataset=DATASETS.parse(options.dataset or SYNTHETIC).text,  # type: ignore[arg-type]
         device=device,
         backend=options.backend or ("nccl" if device == "cuda" else "gloo"),
         activation_checkpointing=_checkpointing(options),
@@ -115,16 +67,57 @@ def _request(options: StudyFile, machine_has_cuda: bool, source_folder: Path) ->
         env=tuple(options.env or ()),
         # A float whatever was given: 1 and 1.0 are the same work and must have the same id.
         clip_norm=None if options.clip_norm is None else float(cast(float, options.clip_norm)),
-        include=include,
-        exclude=exclude,
-        # A plan names no path that it does not need.
-        source_folder=str(source_folder.absolute()) if reads_files else None,
-        **others,
+        include=_patterns("include", options.include),
+        exclude=_patterns("exclude", options.exclude),
+        source_folder=str(source_folder.absolute()),
+        **_given(options, _COPIED_OPTIONS),
     )
+    _require_fit(request)
     _check_nodes(request)
-    if finds_batch:
+    if request.batches is not None:
         _check_batch_auto(request)
-    return request
+    # A plan names no path that it does not need.
+    return request if _reads_files(request) else msgspec.structs.replace(request, source_folder=None)
+
+
+def _device(options: StudyFile, machine_has_cuda: bool) -> Device:
+    device: Device = "cuda" if machine_has_cuda else "cpu"
+    if options.device in ("cpu", "cuda"):
+        device = options.device
+    if options.backend == "nccl" and device == "cpu":
+        raise UsageError("--backend nccl needs --device cuda; use gloo on CPU")
+    return device
+
+
+def _given(options: StudyFile, names: Iterable[str]) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(options, name)) is not None}
+
+
+def _axes(options: StudyFile, device: Device) -> dict[str, Any]:
+    """The fields of the request that say which points there are, each spec in its canonical form."""
+    if options.gpus is None:
+        raise UsageError(
+            "--gpus is missing: how many workers? such as --gpus 1..8, or gpus: 1..8 in a study file"
+        )
+    axes: dict[str, Any] = {
+        "workload": default_workloads(device),
+        "strategy": (BASELINE_STRATEGY, REFERENCE_STRATEGY),
+    }
+    for name, value in _given(options, _AXES).items():
+        axes[name] = tuple(BY_NAME[name].kind.items(value, BY_NAME[name].flag))
+    for name in filter(axes.__contains__, _CANONICAL):
+        axes[name] = tuple(dict.fromkeys(map(_CANONICAL[name], axes[name])))
+    fields = {values_name(name): values for name, values in axes.items()}
+    if fields.get("batch_sizes") == (BATCH_AUTO,):
+        fields |= {"batch_sizes": (), "batches": ()}
+    return fields
+
+
+def _reads_files(request: Request) -> bool:
+    """Whether a workload or the data set is in the user's files."""
+    if DATASETS.facts(request.dataset).file is not None:
+        return True
+    return any(facts(WORKLOADS.parse(text)).hashed_by is not None for text in workloads_of(request))
 
 
 def _check_batch_auto(request: Request) -> None:
@@ -188,28 +181,25 @@ def _patterns(option: str, given: list[Pattern] | None) -> tuple[Pattern, ...]:
     """Check the patterns of `include` or `exclude`, and write their specs in canonical form."""
     made = []
     for at, pattern in enumerate(given or ()):
-        fields = {key: value for key, value in msgspec.structs.asdict(pattern).items() if value is not None}
-        missing = [key for key in _NEEDED if key not in fields]
+        missing = [axis for axis in _NEEDED if axis not in pattern.axes]
         if option == "include" and missing:
             raise UsageError(
                 f"include[{at}] names no {missing[0]}; a point has workload, strategy, gpus and batch_size"
             )
-        if not fields:
+        if not pattern.axes:
             raise UsageError(
                 f"exclude[{at}] is empty, and would exclude everything; pass a value, such as gpus: 8, or "
                 f"omit it"
             )
-        specs = {key: catalog.parse(fields[key]).text for key, catalog in _CATALOGS.items() if key in fields}
-        if "link" in fields:
-            specs["link"] = link_text(read_link(fields["link"]))
+        specs = {axis: of(pattern.axes[axis]) for axis, of in _CANONICAL.items() if axis in pattern.axes}
         made.append(msgspec.structs.replace(pattern, **specs))
     return tuple(made)
 
 
-def _require_fit(dataset: str, workloads: Sequence[str]) -> None:
+def _require_fit(request: Request) -> None:
     """Raise UsageError if no workload takes the data set. If some do or may, the others become skips."""
-    name = DATASETS.parse(dataset).name
-    takes = {workload: facts(WORKLOADS.parse(workload)).datasets for workload in workloads}
+    name = DATASETS.parse(request.dataset).name
+    takes = {workload: facts(WORKLOADS.parse(workload)).datasets for workload in workloads_of(request)}
     refusing = {
         workload: names
         for workload, names in takes.items()

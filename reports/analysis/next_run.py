@@ -13,6 +13,8 @@ from math import log
 from statistics import fmean
 from typing import Literal
 
+from msgspec.structs import replace as with_fields
+
 from reports.analysis.assumptions import KNEE
 from reports.analysis.cost import HOUR_NS, cell_costs
 from reports.analysis.holes import SETTLED, Hole
@@ -164,7 +166,7 @@ def _larger(study: StudyFigures, curve: Curve, why: str) -> NextRun | None:
         return None
     # The strategy of one device runs on no more.
     name = REFERENCE_STRATEGY if curve.key.strategy == BASELINE_STRATEGY else curve.key.strategy
-    own = replace(curve, key=replace(curve.key, strategy=name))
+    own = replace(curve, key=with_fields(curve.key, strategy=name))
     return _run(study, own, (gpus,), kind="size", why=why)
 
 

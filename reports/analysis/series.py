@@ -8,15 +8,14 @@ from functools import lru_cache
 
 import msgspec
 
-from results.cell import Cell, StepPolicy, exchange_label, label
+from results.cell import Cell, Names, StepPolicy, exchange_label, label, named
 from results.notation import read_link
-from results.plan import Plan, Request, Scaling, SeriesId, Skip, named
+from results.plan import Plan, Request, Scaling, SeriesId, Skip, values_name
 
 _TRAVEL = ("strategy", "compression", "collective", "link_mbit_per_s")
 _SIZED = ("workload", *_TRAVEL, "gpus", "model_parallel", "micro_batch", "steps")
 """Fields of a cell that its series' key contains in another form, or that vary along the series."""
-_AXES = ("workloads", "gpus", "strategies", "compressions", "collectives", "links")
-_ASKED = (*_AXES, "batch_sizes", "batches", "global_batch_sizes")
+_ASKED = (*map(values_name, Names.__struct_fields__), "gpus", "batch_sizes", "batches", "global_batch_sizes")
 """Fields of a request that only say which points there are."""
 
 _TOLD = (
@@ -31,20 +30,14 @@ _Asked = tuple[bytes, SeriesId, int]
 """A point of any plan: the settings of its request, its series, and its gpus."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeriesKey:
+class SeriesKey(Names, frozen=True, kw_only=True):
     """The key of a series: two series with equal keys are one."""
 
-    workload: str
     kind: Scaling
     constant_batch: int
     """The batch that all sizes share: per replica under weak scaling, global under strong."""
     setting: SeriesSetting
     """All other fields of the cells: precision, data set, optimizer, step policy and so on."""
-    strategy: str
-    compression: str
-    collective: str
-    link: str
 
     @property
     def work(self) -> tuple[object, ...]:

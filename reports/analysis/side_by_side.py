@@ -21,7 +21,7 @@ from reports.analysis.pooling import differing
 from reports.analysis.scaling import Efficiency, Piece, pieces
 from reports.analysis.study import StudyFigures
 from reports.text import count, number
-from results.cell import Cell, label
+from results.cell import Cell, Names, label
 from results.grouping import grouped
 from results.run import NOT_PROVEN
 from results.statistics import Metric, ratio_of_runs
@@ -30,7 +30,7 @@ Change = Literal["faster", "slower", "no difference shown"]
 CHANGES: tuple[Change, ...] = ("faster", "slower", "no difference shown")
 _CHANGES: dict[Side | None, Change] = {"above": "faster", "below": "slower", None: "no difference shown"}
 NO_ENVIRONMENT = "the environment is unknown"
-_POINT = ("workload", "strategy", "compression", "collective", "link", "gpus")
+_POINT = (*Names.__struct_fields__, "gpus")
 """Fields by which a reader identifies a cell."""
 
 

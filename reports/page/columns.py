@@ -30,7 +30,7 @@ from reports.analysis.study import StudyFigures
 from reports.fields import Field
 from reports.table import Column, Dtype, Unit
 from reports.text import DURATIONS, SI, SIZES
-from results.cell import Cell, label
+from results.cell import Cell, Names, label
 from results.outcome import Outcome
 from results.plan import Scaling, Skip
 from results.run import PHASES, RunResult
@@ -686,10 +686,7 @@ LOSSES = (
 
 SKIPS = (
     text("study", "study.name"),
-    *(
-        text(name, f"skip.{name}")
-        for name in ("workload", "strategy", "compression", "collective", "link", "scaling")
-    ),
+    *(text(name, f"skip.{name}") for name in (*Names.__struct_fields__, "scaling")),
     whole("gpus"),
     whole("batch_size", "skip.batch_size"),
     text("rule", "skip.rule"),

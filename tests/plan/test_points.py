@@ -48,8 +48,8 @@ def test_the_points_of_a_series_stand_together_one_axis_inside_the_other() -> No
     )
     request = a_request(options)
     found = [
-        (point.key.compression, point.key.collective, point.key.link, point.gpus, point.excluded_by is None)
-        for point in points(request)
+        (point.compression, point.collective, point.link, point.gpus, excluding is None)
+        for point, excluding in points(request)
     ]
     assert found == [
         ("none", "default", "none", 2, True),
@@ -76,8 +76,8 @@ def test_an_included_point_is_plain_unless_it_says_otherwise() -> None:
     include = [Pattern(**base), Pattern(**base, collective="ring", link="1gbit", compression="bf16")]
     options = StudyFile(workload="mlp", gpus=2, strategy="ddp", batch_size=8, device="cpu", include=include)
     request = a_request(options)
-    keys = [point.key for point in points(request) if point.gpus == 3]
-    assert [(key.compression, key.collective, key.link) for key in keys] == [
+    found = [point for point, _ in points(request) if point.gpus == 3]
+    assert [(point.compression, point.collective, point.link) for point in found] == [
         ("none", "default", "none"),
         ("bf16", "ring", "1gbit"),
     ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, inf, lcm
 
@@ -191,7 +191,7 @@ class Curve:
         return self._found(most, "measured", why)
 
     def _found(self, micro_batch: int, basis: BatchBasis, why: str) -> FittingBatch:
-        series = replace(self.series, batch_size=micro_batch * self.ends[0].cell.accumulation)
+        series = msgspec.structs.replace(self.series, batch_size=micro_batch * self.ends[0].cell.accumulation)
         return FittingBatch(series=series, work=self.work, basis=basis, why=why)
 
 
@@ -226,7 +226,9 @@ def with_batches(
     for key in series_of(msgspec.structs.replace(request, batches=None)):
         samples = facts(WORKLOADS.parse(key.workload)).minimum_batch
         pieces = STRATEGIES.facts(key.strategy).microbatches * request.accumulation
-        least = replace(key, batch_size=pieces * (1 if isinstance(samples, Unknown) else samples))
+        least = msgspec.structs.replace(
+            key, batch_size=pieces * (1 if isinstance(samples, Unknown) else samples)
+        )
         why = "none of its sizes can run"
         found[least] = FittingBatch(series=least, work="", basis="predicted", why=why)
     smallest = msgspec.structs.replace(request, batches=tuple(found.values()), include=())
