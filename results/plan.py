@@ -79,7 +79,7 @@ class SeriesId(Names, frozen=True, kw_only=True):
     strong series has its own `--global-batch-size`."""
 
 
-class Point(SeriesId, frozen=True, kw_only=True):
+class Point(Names, frozen=True, kw_only=True):
     """One point of the matrix: a cell under one rule of scaling, before it is known to make sense.
 
     A new axis of texts is a field of `Names`, with its default; of `Cell`; of `Pattern`; and, in the plural,
@@ -87,6 +87,9 @@ class Point(SeriesId, frozen=True, kw_only=True):
     """
 
     gpus: int
+    batch_size: int
+    """As in `SeriesId`."""
+    scaling: Scaling
 
     @property
     def series_id(self) -> SeriesId:
@@ -192,10 +195,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 raise UsageError(f"a batch size is at least 1, not {batch}")
 
 
-class Series(Names, frozen=True, kw_only=True):
+class _Kind(Names, frozen=True):
+    kind: Scaling
+    """The scaling. Files have it before the names: a field that is not keyword-only comes first."""
+
+
+class Series(_Kind, frozen=True, kw_only=True):
     """Cells that differ by one rule in only `gpus` (under strong scaling also in micro-batch)."""
 
-    kind: Scaling
     batch_size: int
     """Batch per replica under weak scaling; the user's `--batch-size` under strong."""
     global_batch: int | None

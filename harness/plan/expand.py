@@ -256,7 +256,9 @@ class _PlanBuilder:
             micro_batch = micro_batch_of(point.batch_size, accumulation=probe.accumulation)
         else:
             micro_batch = micro_batch_of(
-                self._global_batches.of(point), accumulation=probe.accumulation, replicas=probe.replicas
+                self._global_batches.of(point.series_id),
+                accumulation=probe.accumulation,
+                replicas=probe.replicas,
             )
         if isinstance(micro_batch, str):
             return _refused_by_strategy(probe) or Reason("batch", micro_batch)

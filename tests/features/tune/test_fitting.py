@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from math import inf
 
 import msgspec
@@ -181,7 +180,9 @@ def test_data_without_so_many_samples_end_the_search(trains, samples) -> None:
 def with_found(request: Request, batch: int = 7, basis: str = "measured") -> Request:
     request, _ = with_batches(request, earlier=(), limit=Limit())
     found = [
-        msgspec.structs.replace(one, series=replace(one.series, batch_size=batch), basis=basis, why="so")
+        msgspec.structs.replace(
+            one, series=msgspec.structs.replace(one.series, batch_size=batch), basis=basis, why="so"
+        )
         for one in request.batches or ()
     ]
     return msgspec.structs.replace(request, batches=tuple(found))
