@@ -144,38 +144,59 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def _scales(chart: Chart) -> tuple[_Scale, _Scale]:
-    points = [point for line in chart.lines for point in line.every]
-    starts = [line.start for line in chart.lines if line.start is not None]
-    xs = sorted({point.x for point in points} | {x for x, _ in (*chart.missing, *starts)})
-    middle = [point.y for point in points] + [y for _, y in starts]
-    middle += [rule.y for rule in chart.rules if rule.y is not None]
-    low, high = min(middle), max(middle)
-    if chart.y_most is not None and low < chart.y_most:
-        high = min(high, chart.y_most)
+    sizes = _sizes(chart)
+    across = _Scale(
+        min(0.0, *sizes) if chart.x_axis == "linear" else min(sizes),
+        max(sizes),
+        _LEFT + 8,
+        chart.width - _label_room(chart),
+        chart.x_axis,
+    )
+    foot = chart.height - _BOTTOM - (12 if chart.missing else 0)
+    return across, _Scale(*_y_ends(chart), foot, _TOP, chart.y_axis)
+
+
+def _sizes(chart: Chart) -> set[float]:
+    """Every x of the drawing."""
+    starts = {line.start[0] for line in chart.lines if line.start}
+    return starts | {point.x for point in chart.points} | {x for x, _ in chart.missing}
+
+
+def _y_ends(chart: Chart) -> tuple[float, float]:
+    """The ends of the axis: those of the values, and room around them."""
+    values = [point.y for point in chart.points] + [line.start[1] for line in chart.lines if line.start]
+    values += [rule.y for rule in chart.rules if rule.y is not None]
+    least, most = min(values), max(values)
+    low, high = least, _held_by_most(chart, least, most)
     # Wide intervals extend an axis by half of the values' range at most, so that they do not squash lines.
-    reach = 0.5 * ((high - low) or abs(high) or 1.0)
-    intervals = [end for point in points for end in (point.low, point.high) if end is not None]
+    reach = 0.5 * _span(low, high)
+    intervals = [end for point in chart.points for end in (point.low, point.high) if end is not None]
     low, high = min((low, *intervals)), max((high, *intervals))
     if chart.y_axis == "log":
-        low, high = max(low, min(middle) / 2) / 1.15, min(high, 2 * max(middle)) * 1.15
-    else:
-        low, high = max(low, min(middle) - reach), min(high, max(middle) + reach)
-        if chart.y_most is not None and min(middle) < chart.y_most:
-            high = min(high, chart.y_most)
-        low = low if chart.y_from is None else min(chart.y_from, low)
-        room = 0.05 * ((high - low) or abs(high) or 1.0)
-        low, high = (low - room if chart.y_from is None or low < chart.y_from else low), high + room
+        return max(low, least / 2) / 1.15, min(high, 2 * most) * 1.15
+    low, high = max(low, least - reach), _held_by_most(chart, least, min(high, most + reach))
+    if chart.y_from is not None and chart.y_from <= low:
+        return chart.y_from, high + 0.05 * _span(chart.y_from, high)
+    room = 0.05 * _span(low, high)
+    return low - room, high + room
+
+
+def _held_by_most(chart: Chart, least: float, high: float) -> float:
+    """The upper end, kept below the highest sensible one if some value is below it."""
+    return high if chart.y_most is None or least >= chart.y_most else min(high, chart.y_most)
+
+
+def _span(low: float, high: float) -> float:
+    """The distance of two ends, or else a distance by which they can be moved apart."""
+    return (high - low) or abs(high) or 1.0
+
+
+def _label_room(chart: Chart) -> float:
+    """The width for the direct labels."""
     shown = short_names([line.name for line in chart.lines if not line.pale])
-    letters = max(
-        map(len, (*shown.values(), *(rule.text for rule in chart.rules if rule.x is None))), default=0
-    )
-    right = min(_LABEL_ROOM[1] * chart.width, max(_LABEL_ROOM[0], letters * _LETTER + 16))
-    x_low, x_high = xs[0], xs[-1]
-    if chart.x_axis == "linear":
-        x_low = min(0.0, x_low)
-    across = _Scale(x_low, x_high, _LEFT + 8, chart.width - right, chart.x_axis)
-    foot = chart.height - _BOTTOM - (12 if chart.missing else 0)
-    return across, _Scale(low, high, foot, _TOP, chart.y_axis)
+    levels = (rule.text for rule in chart.rules if rule.x is None)
+    letters = max(map(len, (*shown.values(), *levels)), default=0)
+    return min(_LABEL_ROOM[1] * chart.width, max(_LABEL_ROOM[0], letters * _LETTER + 16))
 
 
 def _ticks(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
@@ -202,29 +223,14 @@ def _ticks(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
 
 
 def _x_ticks(chart: Chart, x: _Scale) -> set[float]:
-    if not chart.sizes:
-        return set(log_ticks(x.low, x.high) if x.axis == "log" else nice_ticks(x.low, x.high))
-    points = {point.x for line in chart.lines for point in line.every}
-    starts = {line.start[0] for line in chart.lines if line.start is not None}
-    return points | starts | {x for x, _ in chart.missing}
+    if chart.sizes:
+        return _sizes(chart)
+    return set(log_ticks(x.low, x.high) if x.axis == "log" else nice_ticks(x.low, x.high))
 
 
 def _rules(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
-    free = _LEFT
-    for rule in sorted(chart.rules, key=lambda rule: rule.x or 0.0):
-        if rule.x is not None:
-            # Its name is above the drawing: on its right, or on its left where there is no room.
-            at, width = x.at(rule.x), _LETTER * 1.1 * len(rule.text)
-            left = at + width > chart.width
-            place = 'x="-5" text-anchor="end"' if left else 'x="5"'
-            begin = at - width - 5 if left else at + 5
-            text = f'<text {place} y="{_TOP - 7:.0f}">{safe(rule.text)}</text>' if begin >= free else ""
-            free = begin + width + 5 if text else free
-            yield (
-                f'<g class="chosen" data-x="{rule.x:.6g}" transform="translate({at:.1f} 0)">'
-                f'<path d="M0 {_TOP - 16:.0f}V{chart.height - _BOTTOM:.0f}"/>{text}</g>\n'
-            )
-        elif rule.y is not None:
+    for rule in chart.rules:
+        if rule.y is not None:
             yield (
                 f'<g class="ideal" data-y="{rule.y:.6g}" transform="translate(0 {_held(y, rule.y):.1f})">'
                 f'<path d="M{_LEFT:.0f} 0H{x.end:.0f}"/></g>\n'
@@ -236,49 +242,66 @@ def _rules(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
             if first < last:
                 ends = " ".join(f"{x.at(at):.1f},{y.at(at * rule.slope):.1f}" for at in (first, last))
                 yield f'<polyline class="ideal" data-slope="{rule.slope:.6g}" points="{ends}"/>\n'
+    yield from _upright_rules(chart, x)
+
+
+def _upright_rules(chart: Chart, x: _Scale) -> Iterator[str]:
+    """Draw vertical lines with their names above the drawing, as far as there is room."""
+    free = _LEFT
+    for place, name in sorted((rule.x, rule.text) for rule in chart.rules if rule.x is not None):
+        # Its name is on its right, or on its left where there is no room.
+        at, width = x.at(place), _LETTER * 1.1 * len(name)
+        left = at + width > chart.width
+        side = 'x="-5" text-anchor="end"' if left else 'x="5"'
+        begin = at - width - 5 if left else at + 5
+        text = f'<text {side} y="{_TOP - 7:.0f}">{safe(name)}</text>' if begin >= free else ""
+        free = begin + width + 5 if text else free
+        yield (
+            f'<g class="chosen" data-x="{place:.6g}" transform="translate({at:.1f} 0)">'
+            f'<path d="M0 {_TOP - 16:.0f}V{chart.height - _BOTTOM:.0f}"/>{text}</g>\n'
+        )
 
 
 def _way(line: Line, x: _Scale, y: _Scale) -> str:
-    """The vertices of a line."""
-    way = [*([line.start] if line.start else []), *((point.x, point.y) for point in line.points)]
-    return " ".join(f"{x.at(right):.1f},{_held(y, up):.1f}" for right, up in way)
+    """The vertices of a line as positions."""
+    return " ".join(f"{x.at(right):.1f},{_held(y, up):.1f}" for right, up in line.way)
 
 
 def _series(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
     named = [line for line in chart.lines if not line.pale]
-    names = short_names([line.name for line in named])
-    levels = [rule for rule in chart.rules if rule.y is not None and rule.text]
-    places = _label_places(
-        [
-            *((line, _held(y, line.every[-1].y)) for line in named),
-            *((rule, _held(y, rule.y)) for rule in levels if rule.y is not None),
-        ],
-        chart,
-    )
-    for rule in levels:
+    ends = [(line, _held(y, line.every[-1].y)) for line in named]
+    levels = [(rule, _held(y, rule.y)) for rule in chart.rules if rule.y is not None and rule.text]
+    places = _label_places([*ends, *levels], chart)
+    for rule, _ in levels:
         yield (
             f'<text class="level" data-level="{rule.y:.6g}" x="{x.end + 8:.1f}" '
             f'y="{places[rule] + 3.5:.1f}">{safe(rule.text)}</text>\n'
         )
-    for line in chart.lines:
-        if line.pale:
-            yield f'<polyline class="pale" style="--c: var(--{line.colour})" points="{_way(line, x, y)}"/>\n'
+    yield from (
+        f'<polyline class="pale" style="--c: var(--{line.colour})" points="{_way(line, x, y)}"/>\n'
+        for line in chart.lines
+        if line.pale
+    )
+    names = short_names([line.name for line in named])
     taken: list[_Box] = []
-    for line in named:
-        last, place = line.every[-1], places[line]
-        start = f' data-start="{line.start[0]:.6g} {line.start[1]:.6g}"' if line.start else ""
-        dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
-        full = "" if names[line.name] == line.name else f"<title>{safe(line.name)}</title>"
+    for line, end in ends:
         # The leader joins a line to its label, which may be moved or beyond the line's end.
-        begin = f"M{x.at(last.x) + 5:.1f} {_held(y, last.y):.1f}"
-        leader = f'<path class="leader" d="{begin}L{x.end + 6:.1f} {place:.1f}"/>'
-        yield (
-            f'<g class="series" data-series="{safe(line.name)}"{start} style="--c: var(--{line.colour})">'
-            f'{_ahead(line, x, y)}<polyline points="{_way(line, x, y)}"{dash}/>{leader}'
-            f"{'' if line.plain else ''.join(_marks(line, x, y, taken))}"
-            f'<text class="name" x="{x.end + 8:.1f}" y="{place + 3.5:.1f}">{full}'
-            f"{safe(names[line.name])}</text></g>\n"
-        )
+        begin = f"M{x.at(line.every[-1].x) + 5:.1f} {end:.1f}"
+        leader = f'<path class="leader" d="{begin}L{x.end + 6:.1f} {places[line]:.1f}"/>'
+        marks = "" if line.plain else "".join(_marks(line, x, y, taken))
+        yield _named_line(line, names[line.name], places[line], f"{leader}{marks}", x, y)
+
+
+def _named_line(line: Line, name: str, place: float, above: str, x: _Scale, y: _Scale) -> str:
+    """Draw a line, what is `above` it, and its name at the position `place` of y."""
+    start = f' data-start="{line.start[0]:.6g} {line.start[1]:.6g}"' if line.start else ""
+    dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
+    full = "" if name == line.name else f"<title>{safe(line.name)}</title>"
+    return (
+        f'<g class="series" data-series="{safe(line.name)}"{start} style="--c: var(--{line.colour})">'
+        f'{_ahead(line, x, y)}<polyline points="{_way(line, x, y)}"{dash}/>{above}'
+        f'<text class="name" x="{x.end + 8:.1f}" y="{place + 3.5:.1f}">{full}{safe(name)}</text></g>\n'
+    )
 
 
 def _ahead(line: Line, x: _Scale, y: _Scale) -> str:
@@ -306,57 +329,67 @@ _Box = tuple[float, float, float, float]
 
 
 def _marks(line: Line, x: _Scale, y: _Scale, taken: list[_Box]) -> Iterator[str]:
-    """Draw the dots of the runs, and then the points with their intervals; arrows lead beyond the axis."""
-    for point in line.points:
-        for run in point.runs if len(point.runs) > 1 else ():
-            yield (
-                f'<circle class="run" data-x="{point.x:.6g}" data-y="{run:.4g}" r="1.6" '
-                f'transform="translate({x.at(point.x):.1f} {_held(y, run):.1f})"/>'
-            )
-        for run, why in point.excluded:
-            yield (
-                f'<circle class="run excluded" data-x="{point.x:.6g}" data-y="{run:.4g}" r="2.6" '
-                f'transform="translate({x.at(point.x):.1f} {_held(y, run):.1f})"><title>{safe(why)}</title>'
-                f"</circle>"
-            )
+    """Draw the points with their intervals over the dots of the runs; arrows lead beyond the axis."""
+    yield from _dots(line, x, y)
     for point in line.every:
-        at = _held(y, point.y)
-        ends, bar = "", ""
-        if point.low is not None and point.high is not None:
-            ends = f' data-low="{point.low:.5g}" data-high="{point.high:.5g}"'
-            down = "m-3 -4l3 4l3 -4m-3 4" if point.low < y.low else ""
-            up = "m-3 4l3 -4l3 4" if point.high > y.high else ""
-            low, high = _held(y, point.low) - at, _held(y, point.high) - at
-            span = f"M0 {low:.1f}{down}V{high:.1f}{up}"
-            bar = "" if point in line.ahead else f'<path class="bar" d="{span}"/>'
+        ends, bar = _interval(point, y)
+        bar = "" if point in line.ahead else bar
         look = f"point{' hollow' if point.hollow else ''}"
-        ring = (
-            f'<circle class="ring" r="6.5"/>{_mark(point, x.at(point.x), at, x, taken)}' if point.mark else ""
-        )
+        ring = f'<circle class="ring" r="6.5"/>{_mark(point, x, y, taken)}' if point.mark else ""
         beyond = '<path class="beyond" d="M-4 -7L0 -12L4 -7"/>' if point.y > y.high else ""
         leads = f'href="#{safe(point.href)}"' if point.href else 'tabindex="0" role="img"'
         yield (
             f'<a class="{look}" {leads} aria-label="{safe(point.label)}" data-x="{point.x:.6g}" '
-            f'data-y="{point.y:.6g}"{ends} transform="translate({x.at(point.x):.1f} {at:.1f})">'
+            f'data-y="{point.y:.6g}"{ends} {_moved(point.x, point.y, x, y)}>'
             f'{bar}<circle r="3.6"/>{ring}{beyond}</a>'
         )
 
 
-def _mark(point: Point, across: float, down: float, x: _Scale, taken: list[_Box]) -> str:
+def _dots(line: Line, x: _Scale, y: _Scale) -> Iterator[str]:
+    """Draw the runs of the points that have several, and those that reviewers excluded."""
+    for point in line.points:
+        runs = [("run", run, "1.6", "") for run in (point.runs if len(point.runs) > 1 else ())]
+        runs += [("run excluded", run, "2.6", why) for run, why in point.excluded]
+        for kind, run, radius, why in runs:
+            end = f"><title>{safe(why)}</title></circle>" if why else "/>"
+            yield (
+                f'<circle class="{kind}" data-x="{point.x:.6g}" data-y="{run:.4g}" r="{radius}" '
+                f"{_moved(point.x, run, x, y)}{end}"
+            )
+
+
+def _moved(right: float, up: float, x: _Scale, y: _Scale) -> str:
+    return f'transform="translate({x.at(right):.1f} {_held(y, up):.1f})"'
+
+
+def _interval(point: Point, y: _Scale) -> tuple[str, str]:
+    """The attributes and the bar of a point's interval, with arrows where it leaves the drawing."""
+    if point.low is None or point.high is None:
+        return "", ""
+    at = _held(y, point.y)
+    down = "m-3 -4l3 4l3 -4m-3 4" if point.low < y.low else ""
+    up = "m-3 4l3 -4l3 4" if point.high > y.high else ""
+    low, high = _held(y, point.low) - at, _held(y, point.high) - at
+    ends = f' data-low="{point.low:.5g}" data-high="{point.high:.5g}"'
+    return ends, f'<path class="bar" d="M0 {low:.1f}{down}V{high:.1f}{up}"/>'
+
+
+def _mark(point: Point, x: _Scale, y: _Scale, taken: list[_Box]) -> str:
     """Draw the label of a ring at the first place near it that is free and in the drawing."""
-    width = _LETTER * 1.1 * len(point.mark)
+    across, down, width = x.at(point.x), _held(y, point.y), _LETTER * 1.1 * len(point.mark)
     for left, base in product((True, False), (14, -7, 27, -20)):
         begin = across - 8 - width if left else across + 8
         box = (begin, begin + width, down + base - 10, down + base + 2)
-        covers = any(
-            box[0] < other[1] and other[0] < box[1] and box[2] < other[3] and other[2] < box[3]
-            for other in taken
-        )
+        covers = any(_overlap(box, other) for other in taken)
         if not covers and begin >= x.start - 2 and box[1] <= x.end + 4:
             taken.append(box)
             anchor = 'x="-8" text-anchor="end"' if left else 'x="8"'
             return f'<text {anchor} y="{base}">{safe(point.mark)}</text>'
     return ""
+
+
+def _overlap(one: _Box, other: _Box) -> bool:
+    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
 
 
 def _label_places(wanted: Sequence[tuple[Line | Rule, float]], chart: Chart) -> dict[Line | Rule, float]:

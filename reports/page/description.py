@@ -63,6 +63,11 @@ class Line:
     def every(self) -> tuple[Point, ...]:
         return (*self.points, *self.ahead)
 
+    @property
+    def way(self) -> list[tuple[float, float]]:
+        """Its vertices, without the projected ones."""
+        return [*([self.start] if self.start else []), *((point.x, point.y) for point in self.points)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
@@ -106,6 +111,10 @@ class Chart:
     about: str = "A point is a cell and links to its row of the full table."
     """Its description for who does not see it."""
 
+    @property
+    def points(self) -> list[Point]:
+        return [point for line in self.lines for point in line.every]
+
 
 def interval_point(x: float, metric: Metric, scale: float = 1.0, **more: Any) -> Point:
     """The point of a figure with its interval, times `scale`."""
@@ -127,23 +136,27 @@ def values_table(chart: Chart) -> TextTable:
     """
     lines = [line for line in chart.lines if not line.pale]
     if not chart.sizes:
-        points = [
-            (line.name, point)
-            for line in lines
-            for point in line.points[:: -(-len(line.points) // _MOST_ROWS) if line.plain else 1]
-        ]
-        return table(
-            points,
-            [
-                words("series", lambda row: row[0]),
-                figures(chart.x_title, lambda row: Field(number(row[1].x), row[1].x), hint=chart.x_title),
-                figures(chart.y_title, lambda row: _value(row[1]), hint=chart.title),
-            ],
-        )
+        return _points_table(chart, lines)
     sizes = sorted({point.x for line in lines for point in line.every})
     at = {(line.name, point.x): _value(point) for line in lines for point in line.every}
     columns = [figures(tick(size), partial(_at, at, size), hint=f"on {tick(size)}") for size in sizes]
     return table(lines, [words(chart.y_title, lambda line: line.name), *columns])
+
+
+def _points_table(chart: Chart, lines: Iterable[Line]) -> TextTable:
+    points = [
+        (line.name, point)
+        for line in lines
+        for point in line.points[:: -(-len(line.points) // _MOST_ROWS) if line.plain else 1]
+    ]
+    return table(
+        points,
+        [
+            words("series", lambda row: row[0]),
+            figures(chart.x_title, lambda row: Field(number(row[1].x), row[1].x), hint=chart.x_title),
+            figures(chart.y_title, lambda row: _value(row[1]), hint=chart.title),
+        ],
+    )
 
 
 def _at(found: Mapping[tuple[str, float], Field], size: float, line: Line) -> Field:

@@ -92,8 +92,8 @@ def shared_figure_files(
     ratios = 0
     for those in comparison.pieces:
         drawings = shared_charts(comparison, those)
+        ratio = drawings.pop("ratio", None)
         yield from _piece_files(_stem(those[0].piece, taken), drawings, forms, style)
-        ratio = drawings.get("ratio")
         if ratio is not None and ratio.chart is not None:
             ratios += 1
             yield from _files("ratios" if ratios == 1 else f"ratios-{ratios}", ratio.chart, "", forms, style)
@@ -103,10 +103,10 @@ def _piece_files(
     stem: str, drawings: Mapping[str, Drawing | None], forms: Sequence[FileForm], style: Style
 ) -> Iterator[FigureFile]:
     """Draw the fastest lines, and note how many there are."""
-    charts = {kind: one.chart for kind, one in drawings.items() if one and one.chart and kind != "ratio"}
-    first = charts.get("throughput")
-    lines = sorted(first.lines, key=lambda line: line.points[-1].y, reverse=True) if first else []
-    fastest = {line.name for line in lines[:_MOST_LINES]}
+    charts = {kind: one.chart for kind, one in drawings.items() if one and one.chart}
+    lines = charts["throughput"].lines if "throughput" in charts else ()
+    ranked = sorted(lines, key=lambda line: line.points[-1].y, reverse=True)
+    fastest = {line.name for line in ranked[:_MOST_LINES]}
     note = f"the {len(fastest)} fastest of {len(lines)} lines" if len(fastest) < len(lines) else ""
     for kind, chart in charts.items():
         kept = tuple(line for line in chart.lines if line.name in fastest) if note else chart.lines
@@ -191,38 +191,43 @@ def _scale_axes(axes: Axes, chart: Chart) -> None:
     if chart.x_axis == "log":
         axes.set_xscale("log", base=2 if chart.sizes else 10)
     if chart.sizes:
-        sizes = {point.x for line in chart.lines for point in line.points} | {
-            size for size, _ in chart.missing
-        }
-        axes.xaxis.set_major_locator(FixedLocator(sorted(sizes)))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        _tick_sizes(axes, chart)
+
+
+def _tick_sizes(axes: Axes, chart: Chart) -> None:
+    """Put a tick at each size."""
+    sizes = {point.x for line in chart.lines for point in line.points} | {size for size, _ in chart.missing}
+    axes.xaxis.set_major_locator(FixedLocator(sorted(sizes)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
 def _draw_line(axes: Axes, line: Line, mark: str, most: float | None) -> None:
     colour = ON_PAPER.get(line.colour, MUTED)
-    way = [*([line.start] if line.start else []), *((point.x, point.y) for point in line.points)]
-    xs, ys = [x for x, _ in way], [y for _, y in way]
     for point in line.points:
         if most is not None and point.y > most:
             axes.plot(point.x, most, "^", color=colour, clip_on=False)
+    xs, ys = zip(*line.way, strict=True)
     if line.pale:
         axes.plot(xs, ys, color=colour, linewidth=0.4, alpha=0.35)
         return
     short = line.name if len(line.name) <= 40 else f"{line.name[:37]}..."
     axes.plot(xs, ys, color=colour, linestyle=_dashed(line.dash), label=short if line.plain else None)
     if not line.plain:
-        axes.errorbar(
-            [point.x for point in line.points],
-            [point.y for point in line.points],
-            yerr=_errors(line.points),
-            color=colour,
-            marker=mark,
-            markerfacecolor="none" if any(point.hollow for point in line.points) else colour,
-            linestyle=_dashed(line.dash),
-            capsize=1.5,
-            label=short,
-        )
+        _draw_marks(axes, line.points, label=short, color=colour, marker=mark, linestyle=_dashed(line.dash))
+
+
+def _draw_marks(axes: Axes, points: Sequence[Point], *, color: str, **look: Any) -> None:
+    """Draw points with their intervals, hollow if one of them is."""
+    axes.errorbar(
+        [point.x for point in points],
+        [point.y for point in points],
+        yerr=_errors(points),
+        color=color,
+        markerfacecolor="none" if any(point.hollow for point in points) else color,
+        capsize=1.5,
+        **look,
+    )
 
 
 def _dashed(dash: str) -> str | tuple[float, tuple[float, ...]]:

@@ -39,12 +39,10 @@ def _blocks(study: StudyFigures) -> Iterator[Block]:
     if not groups:
         yield Paragraph("No successful run recorded its environment.", "plain")
     elif len(groups) > 1:
-        shared = [name for name in groups[0] if name not in _OWN]
-        differing = [name for name in shared if len({one.get(name) for one in groups}) > 1]
         yield Paragraph(
             f"{count(len(study.runs), 'counted run')} in {len(groups)} environments, which differ in "
-            f"{', '.join(differing)}. A figure is over runs of one of them; cells of different ones are not "
-            "divided."
+            f"{', '.join(_differing(groups))}. A figure is over runs of one of them; cells of different ones "
+            "are not divided."
         )
     told = [tuple((name, value) for name, value in facts.items() if value) for facts in groups]
     last = (*(told.pop() if told else ()), *_asked(study))
@@ -53,6 +51,12 @@ def _blocks(study: StudyFigures) -> Iterator[Block]:
     yield (
         Bullets(remarks, "plain") if remarks else Paragraph("No run warned, and none was disturbed.", "plain")
     )
+
+
+def _differing(groups: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    for name in groups[0]:
+        if name not in _OWN and len({one.get(name) for one in groups}) > 1:
+            yield name
 
 
 def _asked(study: StudyFigures) -> Iterator[tuple[str, str]]:
@@ -71,24 +75,18 @@ def _asked(study: StudyFigures) -> Iterator[tuple[str, str]]:
 
 
 def _remarks(study: StudyFigures) -> Iterator[str]:
-    disturbed = [(one.cell, run) for one in study.cells.values() for run in one.runs if run.disturbed]
-    if disturbed:
-        named = listed(
-            [f"{run.run_id} ({run.foreign_cpu_cores:.2g} cores)" for _, run in disturbed], most=_NAMED
-        )
-        yield f"Disturbed, {count(len(disturbed), 'run')}, because other processes used cores: {named}."
+    runs = [run for one in study.cells.values() for run in one.runs if run.disturbed]
+    if runs:
+        named = listed([f"{run.run_id} ({run.foreign_cpu_cores:.2g} cores)" for run in runs], most=_NAMED)
+        yield f"Disturbed, {count(len(runs), 'run')}, because other processes used cores: {named}."
     for warning, cells in _warnings(study).items():
         named = listed([cell_label(study, cell) for cell in cells.values()], most=_NAMED, last="; ")
         yield f"{warning}: {named}."
     left_out = ((left.reason, left.run.run_id) for left in study.left_out if not left.excluded)
-    for reason, runs in grouped(left_out).items():
-        named = listed(runs, most=_NAMED)
-        why = (
-            "where two others are left"
-            if reason == DISTURBED
-            else "as a figure is over runs of one environment"
-        )
-        yield f"Left out, {why} ({reason}): {named}."
+    why = {DISTURBED: "where two others are left"}
+    for reason, ids in grouped(left_out).items():
+        told = why.get(reason, "as a figure is over runs of one environment")
+        yield f"Left out, {told} ({reason}): {listed(ids, most=_NAMED)}."
     if study.drift is not None:
         yield allocations_finding(study.drift)
 

@@ -10,11 +10,12 @@ from reports.analysis.scaling import Curve, CurvePoint, piece_of
 from reports.analysis.size_to_buy import Purchase, sizes_to_buy
 from reports.analysis.study import StudyFigures
 from reports.page.chart import drawn
-from reports.page.description import Chart, Line, Point, Rule, interval_point
+from reports.page.description import Axis, Chart, Line, Point, Rule, interval_point
 from reports.page.looks import ROW, Looks, WorkCurves, line_of, looks, works
 from reports.page.section import Block, Bullets, Drawing, Drawings, Paragraph, Section, absent
 from reports.text import devices, duration, listed, metric
 from results.cell import BASELINE_STRATEGY
+from results.grouping import grouped
 from results.statistics import Metric
 
 _ABOUT = Paragraph(
@@ -27,23 +28,8 @@ _ABOUT = Paragraph(
 
 def curves_section(study: StudyFigures) -> Section | None:
     """Make the section; None if no curve has two sizes."""
-    groups, shown = works(study), looks(study.curves)
-    # The curves whose efficiency the first screen shows.
-    first: tuple[Curve, ...] = ()
-    for size in sizes_to_buy(study)[:1]:
-        piece = piece_of(study.curves, size.workload, size.scaling)
-        first = piece.curves if piece is not None else ()
-    drawings: list[Drawing | None] = []
-    for place, (title, curves) in enumerate(groups):
-        work, given = f"{title}, {curves[0].key.kind}", (curves, shown, study.devices_word)
-        claims = [(point.gpus, point.efficiency) for curve in curves for point in curve.points]
-        claimed = {gpus for gpus, one in claims if one.metric is not None and not one.is_baseline}
-        # One claim is not a curve, and for two sizes a drawing would only show one efficiency.
-        if len(claimed) > 1 and not set(map(id, curves)) <= set(map(id, first)):
-            drawings.append(_of(work, efficiency_chart(f"curve-{place}-efficiency", *given)))
-        if not claimed or len({gpus for gpus, _ in claims}) >= FEW:
-            drawings.append(_of(work, throughput_chart(f"curve-{place}-throughput", *given)))
-    found = tuple(drawing for drawing in drawings if drawing is not None)
+    groups = works(study)
+    found = tuple(_drawings(study, groups))
     blocks: list[Block] = [_ABOUT, Drawings(found)] if found else []
     reasons = tuple(f"No efficiency for {reason}." for reason in _no_claims(groups))
     if reasons:
@@ -54,8 +40,33 @@ def curves_section(study: StudyFigures) -> Section | None:
     return Section(anchor="curves", title="Weak and strong curves", blocks=tuple(blocks))
 
 
-def _of(work: str, drawing: Drawing | None) -> Drawing | None:
-    return drawing and drawing.of(work)
+def _drawings(study: StudyFigures, groups: Sequence[WorkCurves]) -> Iterator[Drawing]:
+    """The drawings of each piece of work, without the one on the first screen."""
+    shown, first = looks(study.curves), _first(study)
+    for place, (title, curves) in enumerate(groups):
+        work, given = f"{title}, {curves[0].key.kind}", (curves, shown, study.devices_word)
+        points = [point for curve in curves for point in curve.points]
+        claimed = {point.gpus for point in points if _claims(point)}
+        drawings: list[Drawing | None] = []
+        # One claim is not a curve, and for two sizes a drawing would only show one efficiency.
+        if len(claimed) > 1 and not set(map(id, curves)) <= first:
+            drawings.append(efficiency_chart(f"curve-{place}-efficiency", *given))
+        if not claimed or len({point.gpus for point in points}) >= FEW:
+            drawings.append(throughput_chart(f"curve-{place}-throughput", *given))
+        yield from (drawing.of(work) for drawing in drawings if drawing is not None)
+
+
+def _first(study: StudyFigures) -> set[int]:
+    """The identities of the curves whose efficiency the first screen shows."""
+    for size in sizes_to_buy(study)[:1]:
+        piece = piece_of(study.curves, size.workload, size.scaling)
+        return set(map(id, piece.curves)) if piece else set()
+    return set()
+
+
+def _claims(point: CurvePoint) -> bool:
+    """Whether it has an efficiency against another point."""
+    return point.efficiency.metric is not None and not point.efficiency.is_baseline
 
 
 def _no_claims(groups: list[WorkCurves]) -> Iterator[str]:
@@ -91,20 +102,13 @@ def efficiency_chart(
     first: bool = False,
 ) -> Drawing | None:
     """Draw efficiencies, zoomed to the curves; None if only the baseline makes a claim."""
-    claims = [point.efficiency for curve in curves for point in curve.points]
-    if not any(claim.metric is not None and not claim.is_baseline for claim in claims):
+    points = [point for curve in curves for point in curve.points]
+    if not any(map(_claims, points)):
         return None
-    lines = _lines(curves, shown, _efficiency, scale=100)
+    claims = [point.efficiency for point in points]
     baselines = dict.fromkeys(claim.baseline.short for claim in claims if claim.baseline is not None)
-    missing: dict[int, list[str]] = {}
-    gone: dict[tuple[str, str], list[str]] = {}
-    for curve in curves:
-        for gap in (one for one in curve.gaps if not one.skipped):
-            outcome = outcome_words(gap.outcome or "")
-            missing.setdefault(gap.gpus, []).append(f"{curve.key.label}: {outcome}")
-            gone.setdefault((curve.key.label, outcome), []).append(f"{gap.gpus:,}")
-    named = [f"{who} on {listed(sizes, most=9)} ({how})" for (who, how), sizes in gone.items()]
     against = next(iter(baselines)) if len(baselines) == 1 else "each series' own smallest size"
+    missing, note = _gaps(curves)
     rules = [Rule(text="100 % ideal", y=100)]
     if chosen is not None:
         rules.append(Rule(text=f"to buy: {chosen.size}", x=chosen.gpus))
@@ -114,17 +118,26 @@ def efficiency_chart(
             title=f"Efficiency against {against}, by {devices_word}",
             y_title=f"efficiency, % of {against}",
             x_title=devices_word,
-            lines=lines,
+            lines=_lines(curves, shown, _efficiency, scale=100),
             rules=tuple(rules),
-            missing=tuple(
-                (size, f"no result on {size:,}: {'; '.join(those)}")
-                for size, those in sorted(missing.items())
-            ),
+            missing=missing,
             y_most=MOST,
-            note=f"Crosses: no result of {listed(named, most=6, last='; ')}." if named else "",
-            width=820 if first else _width(curves),
-            height=220 if first else 330 if _width(curves) > FEW_WIDTH else 240,
+            note=note,
+            **({"width": 820, "height": 220} if first else _room(points)),
         )
+    )
+
+
+def _gaps(curves: Sequence[Curve]) -> tuple[tuple[tuple[float, str], ...], str]:
+    """The sizes at which a curve has no result, each with what is missing, and a note that names them."""
+    gaps = [(curve.key.label, gap) for curve in curves for gap in curve.gaps if not gap.skipped]
+    told = [(who, gap.gpus, outcome_words(gap.outcome or "")) for who, gap in gaps]
+    missing = grouped((size, f"{who}: {how}") for who, size, how in told)
+    gone = grouped(((who, how), f"{size:,}") for who, size, how in told)
+    named = [f"{who} on {listed(sizes, most=9)} ({how})" for (who, how), sizes in gone.items()]
+    return (
+        tuple((size, f"no result on {size:,}: {'; '.join(missing[size])}") for size in sorted(missing)),
+        f"Crosses: no result of {listed(named, most=6, last='; ')}." if named else "",
     )
 
 
@@ -132,19 +145,17 @@ def throughput_chart(name: str, curves: Sequence[Curve], shown: Looks, devices_w
     """Draw throughputs, on logarithmic axes where sizes double, so that no size is squashed; None for one
     size."""
     points = [point for curve in curves for point in curve.points]
-    if len({point.gpus for point in points}) < 2:
+    sizes = {point.gpus for point in points}
+    if len(sizes) < 2:
         return None
     top = max(point.figures.throughput.value for point in points)
     by, prefix = next((one for one in ((1e9, "G "), (1e6, "M "), (1e3, "k ")) if top >= one[0]), (1.0, ""))
     scale = 1 / by
     unit = points[0].figures.throughput.unit
-    sizes = {point.gpus for point in points}
     doubles = max(sizes) >= DOUBLED * min(sizes)
     singles = [curve.single for curve in curves if curve.single is not None]
-    slope = [
-        Rule(text="ideal", slope=scale * single.figures.throughput.value / single.gpus)
-        for single in singles[:1]
-    ]
+    slopes = [scale * single.figures.throughput.value / single.gpus for single in singles[:1]]
+    axis: Axis = "log" if doubles else "linear"
     return drawn(
         Chart(
             name=name,
@@ -152,19 +163,19 @@ def throughput_chart(name: str, curves: Sequence[Curve], shown: Looks, devices_w
             y_title=f"throughput, {prefix}{unit}",
             x_title=devices_word,
             lines=_lines(curves, shown, lambda point: point.figures.throughput, scale=scale),
-            rules=tuple(slope),
-            x_axis="log" if doubles else "linear",
-            y_axis="log" if doubles else "linear",
+            rules=tuple(Rule(text="ideal", slope=slope) for slope in slopes),
+            x_axis=axis,
+            y_axis=axis,
             y_from=None if doubles else 0.0,
-            width=_width(curves),
-            height=330 if _width(curves) > FEW_WIDTH else 240,
+            **_room(points),
         )
     )
 
 
-def _width(curves: Sequence[Curve]) -> float:
-    sizes = {point.gpus for curve in curves for point in curve.points}
-    return FEW_WIDTH if len(sizes) <= FEW else 630
+def _room(points: Sequence[CurvePoint]) -> dict[str, float]:
+    """The width and the height of a chart, which is small for few sizes."""
+    few = len({point.gpus for point in points}) <= FEW
+    return {"width": FEW_WIDTH, "height": 240} if few else {"width": 630, "height": 330}
 
 
 def _efficiency(point: CurvePoint) -> Metric | None:
