@@ -61,19 +61,19 @@ class Column(Generic[Row]):
         """
         values = [self.value(row) for row in rows]
         if not isinstance(self.form, Unit):
-            fields = [self.form(value) for value in values]
-            for one in fields:
-                if not isinstance(one, Field) or not isinstance(one.text, str):
-                    raise TypeError(
-                        f"column {self.title!r} shows {one!r}: words() shows a text, figures() a field of "
-                        f"reports.fields"
-                    )
-            return self, fields
-        sized_by = self.form.sized_by
-        scale, unit = self.form.chosen(values if sized_by is None else map(sized_by, rows))
-        texts = ["" if value is None else self.form.form(value / scale) for value in values]
-        head = replace(self, title=f"{self.title}, {unit}") if unit else self
-        return head, [Field(text, value) for text, value in zip(texts, values, strict=True)]
+            return self, [self._checked(self.form(value)) for value in values]
+        unit, sized_by = self.form, self.form.sized_by
+        scale, name = unit.chosen(values if sized_by is None else map(sized_by, rows))
+        head = replace(self, title=f"{self.title}, {name}") if name else self
+        return head, [Field("" if value is None else unit.form(value / scale), value) for value in values]
+
+    def _checked(self, field: object) -> Field:
+        if isinstance(field, Field) and isinstance(field.text, str):
+            return field
+        raise TypeError(
+            f"column {self.title!r} shows {field!r}: words() shows a text, figures() a field of "
+            f"reports.fields"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -137,15 +137,7 @@ def cell_rows(study: StudyFigures) -> list[CellRow]:
     costs = {cost.cell.id: cost for cost in cell_costs(study)}
     memories = {one.cell.id: one for one in cell_memories(study)}
     predicted, peaks = study.predicted_bytes, link_peaks(study.cells.values())
-    points = {
-        kind: {
-            point.figures.cell.id: point
-            for curve in study.curves
-            if curve.key.kind == kind
-            for point in curve.points
-        }
-        for kind in ("weak", "strong")
-    }
+    weak, strong = _points_by_cell(study, "weak"), _points_by_cell(study, "strong")
     return [
         CellRow(
             study=study,
@@ -155,14 +147,19 @@ def cell_rows(study: StudyFigures) -> list[CellRow]:
             failure=failures.get(cell_id),
             exchange=exchanges.get(cell_id),
             cost=costs.get(cell_id),
-            weak=points["weak"].get(cell_id),
-            strong=points["strong"].get(cell_id),
+            weak=weak.get(cell_id),
+            strong=strong.get(cell_id),
             memory=memories.get(cell_id),
             predicted_peak_bytes=predicted.get(cell_id),
             peaks=peaks,
         )
         for cell_id, pool in study.pools.items()
     ]
+
+
+def _points_by_cell(study: StudyFigures, kind: Scaling) -> dict[str, CurvePoint]:
+    curves = [curve for curve in study.curves if curve.key.kind == kind]
+    return {point.figures.cell.id: point for curve in curves for point in curve.points}
 
 
 def run_rows(study: StudyFigures) -> list[RunRow]:

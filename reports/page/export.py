@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -119,23 +120,27 @@ def loaded(
     paths: Sequence[str | Path], *, usd_per_device_hour: float | None, epoch_samples: int | None
 ) -> Loaded:
     """The studies at `paths`: see `reports.load`."""
-    if epoch_samples is not None and epoch_samples < 1:
-        raise UsageError(f"epoch_samples is at least 1, not {epoch_samples}")
-    price = None
-    if usd_per_device_hour is not None:
-        usd = checked_usd(usd_per_device_hour, "usd_per_device_hour")
-        price = Price(usd_per_gpu_hour=usd, source="given to reports.load")
-    told = Assumptions(price=price, epoch_samples=epoch_samples)
+    told = _assumptions(usd_per_device_hour, epoch_samples)
     studies = [Study.existing(Path(path)) for path in paths]
     names = study_names([study.root for study in studies])
     figures = [
         analyse(name, study.told_plans(), study.results(), replace(told, site=_site(study)), study.review())
         for name, study in zip(names, studies, strict=True)
     ]
-    for sentence in (sentence for one in figures for sentence in one.review.damaged):
+    for sentence in chain.from_iterable(one.review.damaged for one in figures):
         warnings.warn(visible(sentence), stacklevel=3)
     frames = {name: frame_of(figures, name) for name in TABLES}
     return Loaded(**frames, figures=tuple(figures), folders=tuple(studies))
+
+
+def _assumptions(usd_per_device_hour: float | None, epoch_samples: int | None) -> Assumptions:
+    if epoch_samples is not None and epoch_samples < 1:
+        raise UsageError(f"epoch_samples is at least 1, not {epoch_samples}")
+    price = None
+    if usd_per_device_hour is not None:
+        usd = checked_usd(usd_per_device_hour, "usd_per_device_hour")
+        price = Price(usd_per_gpu_hour=usd, source="given to reports.load")
+    return Assumptions(price=price, epoch_samples=epoch_samples)
 
 
 def _site(study: Study) -> Price | None:

@@ -84,11 +84,13 @@ def full_page(
     template: str, studies: Sequence[StudyFigures], defining: Sequence[Section], **shown: object
 ) -> str:
     """The document: what is `shown`, with the definitions of its sections, and the script."""
-    names = ["script.js", *(["reload.js"] if any(study.running for study in studies) else [])]
+    names = ["script.js"] + ["reload.js"] * any(study.running for study in studies)
     scripts = [files.read(_FOLDER / name).text for name in names]
-    cpu = any(pool.cell.device == "cpu" for study in studies for pool in study.pools.values())
-    of_sections = tuple(one for section in defining for one in section.definitions)
-    defined = definitions(defining, cpu=cpu) if studies else of_sections
+    if studies:
+        cpu = any(pool.cell.device == "cpu" for study in studies for pool in study.pools.values())
+        defined = definitions(defining, cpu=cpu)
+    else:
+        defined = tuple(one for section in defining for one in section.definitions)
     return _TEMPLATES.get_template(template).render(
         **shown,
         definitions=defined,

@@ -8,7 +8,16 @@ from functools import partial
 from markupsafe import Markup
 
 from reports import fields
-from reports.analysis.budget import LOSS_NAMES, PARTS, BudgetPart, Lost, budget, loss_of, why_no_budget
+from reports.analysis.budget import (
+    LOSS_NAMES,
+    PARTS,
+    BudgetPart,
+    CellBudget,
+    Lost,
+    budget,
+    loss_of,
+    why_no_budget,
+)
 from reports.analysis.communication import communication
 from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
@@ -63,17 +72,33 @@ def _remarks(study: StudyFigures) -> Iterator[str]:
         where = "" if synthetic == len(cells) else f" of {synthetic:,} of {count(len(cells), 'cell')}"
         made = "the data are synthetic and made before the first step, without a loader of real data"
         yield f"Input{where} was not measured: {made}."
-    budgets = {cell.cell.id: one for cell in cells if (one := budget(cell)) is not None}
-    warned = [one for one in budgets.values() if one.warning]
+    budgets = [one for cell in cells if (one := budget(cell)) is not None]
+    yield from _unexplained(study, budgets)
+    yield from _with_encoding(study, budgets)
+    reasons = grouped((why, cell) for cell in cells if (why := why_no_budget(cell)) is not None)
+    for reason, those in reasons.items():
+        named = listed([cell_label(study, one.cell) for one in those], most=_NAMED)
+        yield f"No budget of {named}: {reason}."
+
+
+def _unexplained(study: StudyFigures, budgets: Sequence[CellBudget]) -> Iterator[str]:
+    """The budget whose parts miss its step most."""
+    warned = [one for one in budgets if one.warning]
     if warned:
         worst = max(warned, key=lambda one: abs(one.part_ns["other"]) / one.step_ns)
         more = f"; {count(len(warned) - 1, 'other cell')} by more than 5 % too" if len(warned) > 1 else ""
         yield f"{cell_label(study, worst.cell)}: {worst.warning}{more}."
-    # Blocks without the exchange encode and decode too, so encoding is a part of compute. The recorder
-    # subtracts waiting for it, so only the method on-off includes it.
+
+
+def _with_encoding(study: StudyFigures, budgets: Sequence[CellBudget]) -> Iterator[str]:
+    """The budgets whose compute contains the encoding.
+
+    Blocks without the exchange encode and decode too. The recorder subtracts waiting for it, so only the
+    method on-off includes it.
+    """
     encoding = [
         f"{cell_label(study, one.cell)}: {duration(cpu_ns)}"
-        for one in budgets.values()
+        for one in budgets
         if one.method == "on-off"
         and one.cell.compresses
         and (cpu_ns := communication(one.figures).mean("exchange_cpu_ns"))
@@ -81,10 +106,6 @@ def _remarks(study: StudyFigures) -> Iterator[str]:
     if encoding:
         named = listed(encoding, most=_NAMED, last="; ")
         yield f"Compute contains encoding and decoding (CPU time): {named}."
-    reasons = grouped((why, cell) for cell in cells if (why := why_no_budget(cell)) is not None)
-    for reason, those in reasons.items():
-        named = listed([cell_label(study, one.cell) for one in those], most=_NAMED)
-        yield f"No budget of {named}: {reason}."
 
 
 DEFINITIONS = (

@@ -16,6 +16,7 @@ from reports.page.looks import works
 from reports.page.section import Definition, Folded, Section, Table
 from reports.table import Column, TextTable, figures, table, words
 from reports.text import NOTHING, listed
+from results.grouping import grouped
 
 _MOST_TIES = 3
 _FEWEST_ROWS = 2
@@ -54,18 +55,17 @@ def best_section(study: StudyFigures) -> Section | None:
 
 def _best(study: StudyFigures) -> Iterator[_Best]:
     for title, curves in works(study):
-        points = [(curve, point) for curve in curves for point in curve.points]
-        for size in sorted({point.gpus for _, point in points}):
-            here = [named for named in points if named[1].gpus == size]
-            measured = [named for named in here if is_measured(named[1])] or here
+        sizes = grouped((point.gpus, (curve, point)) for curve in curves for point in curve.points)
+        for size in sorted(sizes):
+            measured = [named for named in sizes[size] if is_measured(named[1])] or sizes[size]
             best = max(measured, key=rate)
-            level = (
+            level = [
                 other.key.label
                 for other, one in measured
                 if one is not best[1]
                 and ties(best[1].figures, one.figures, study.assumptions.smallest_effect)
-            )
-            yield title, *best, list(level), len(measured) == 1
+            ]
+            yield title, *best, level, len(measured) == 1
 
 
 def _table(study: StudyFigures, found: Sequence[_Best]) -> TextTable:

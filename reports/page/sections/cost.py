@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from reports.analysis.assumptions import study_day
+from reports.analysis.assumptions import Quote, study_day
 from reports.analysis.cost import (
     NO_EPOCH,
     CellCost,
@@ -65,19 +65,19 @@ def _blocks(study: StudyFigures, found: Sequence[Frontier]) -> Iterator[Block]:
         yield Paragraph(f"{frontier.title}: {cheapest_text(frontier)}; {every}.")
         if study.assumptions.within_s is not None:
             yield Paragraph(f"{frontier.title}: {within_text(frontier, study.assumptions.within_s)}.")
-    # A panel for each piece of work, because axes shared with other scalings or batches would flatten it.
+    if drawings := tuple(_drawings(study, found)):
+        yield Drawings(drawings)
+
+
+def _drawings(study: StudyFigures, found: Sequence[Frontier]) -> Iterator[Drawing]:
+    """A panel for each piece of work, because axes shared with other scalings or batches would flatten it."""
     by_cell = {cost.cell.id: cost for frontier in found for cost in frontier.costs}
     best = frozenset(cost.cell.id for frontier in found for cost in frontier.best)
-    drawings = []
     for place, (title, curves) in enumerate(works(study)):
         own = [curve for curve in curves if any(point.figures.cell.id in by_cell for point in curve.points)]
         if sum(len(curve.points) for curve in own) > 1:
             work = f"{title}, {curves[0].key.kind}"
-            drawings.append(
-                frontier_chart(f"frontier-{place}", work, own, by_cell, best, looks(study.curves))
-            )
-    if drawings:
-        yield Drawings(tuple(drawings))
+            yield frontier_chart(f"frontier-{place}", work, own, by_cell, best, looks(study.curves))
 
 
 def _prices(study: StudyFigures, costs: Sequence[CellCost]) -> Iterator[str]:
@@ -91,29 +91,36 @@ def _prices(study: StudyFigures, costs: Sequence[CellCost]) -> Iterator[str]:
         parts += [price.note or "", f"source: {price.source}"]
         if quote.origin in ("catalogue", "file"):
             parts.append(f"of {price.date}" if price.date else "undated")
-        if len(quote.alternatives) > 1:
-            dollars = [other.usd_per_gpu_hour for other in quote.alternatives]
-            where = "the catalogue" if quote.origin == "catalogue" else "the file"
-            parts.append(
-                f"the lowest of the newest in {where}, whose {len(dollars)} prices of it go from "
-                f"{usd(min(dollars))} to {usd(max(dollars))}"
-            )
-        text = "; ".join(part for part in parts if part)
+        text = "; ".join(filter(None, (*parts, _alternatives(quote))))
         yield f"{text}.{f' Beware: {warning}.' if warning else ''}"
+
+
+def _alternatives(quote: Quote) -> str:
+    """How a price was chosen of several; empty if there is one."""
+    if len(quote.alternatives) < 2:
+        return ""
+    dollars = [other.usd_per_gpu_hour for other in quote.alternatives]
+    where = "the catalogue" if quote.origin == "catalogue" else "the file"
+    return (
+        f"the lowest of the newest in {where}, whose {len(dollars)} prices of it go from "
+        f"{usd(min(dollars))} to {usd(max(dollars))}"
+    )
 
 
 def _reasons(study: StudyFigures, costs: Sequence[CellCost]) -> Iterator[str]:
     """Sentences on why figures are missing: each reason once, with the number of its cells."""
-    for reason, cells in Counter(why for cost in costs if (why := cost.absent) is not None).items():
-        yield f"No cost of {count(cells, 'cell')}: {reason}."
-    if any(cost.quote is not None and cost.epoch_ns is None for cost in costs):
+    cells = study.cells.values()
+    for reason, number in Counter(filter(None, (cost.absent for cost in costs))).items():
+        yield f"No cost of {count(number, 'cell')}: {reason}."
+    if any(cost.epoch_ns is None for cost in costs if cost.quote):
         yield f"No cost of an epoch: {NO_EPOCH}."
     if study.assumptions.within_s is not None and not any(cost.quote for cost in costs):
         yield "Which cell finishes an epoch in time at the least cost is open: no cell has a cost."
-    no_mfu = {why for cell in study.cells.values() if (why := cell.why_no_mfu) is not None}
-    yield from (f"No MFU: {reason}." for reason in sorted(no_mfu))
-    no_energy = {told for one in study.cells.values() if (told := why_no_energy(one)) is not None}
-    yield from (f"No energy of a sample: {reason}." for reason in sorted(no_energy))
+    for what, reasons in (
+        ("MFU", {cell.why_no_mfu for cell in cells}),
+        ("energy of a sample", set(map(why_no_energy, cells))),
+    ):
+        yield from (f"No {what}: {reason}." for reason in sorted(filter(None, reasons)))
 
 
 def usd(value: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 
 from markupsafe import Markup
@@ -140,12 +140,19 @@ def _environments(study: StudyFigures) -> list[list[RunResult]]:
 
 def _facts(runs: Sequence[RunResult]) -> Mapping[str, str]:
     environments = [run.environment for run in runs if run.environment is not None]
-    first = environments[0]
-    names = sorted({name for one in environments for name in one.code.packages})
     hosts = sorted({host for run in runs for host in run.hosts})
     return {
         "runs": f"{len(runs):,}",
         "hosts": listed(hosts, most=_NAMED + 1) if hosts else "",
+        **_machine(environments),
+        **_libraries(environments),
+        **_code(environments),
+    }
+
+
+def _machine(environments: Sequence[Environment]) -> Mapping[str, str]:
+    first = environments[0]
+    return {
         "device": first.device_name,
         "device memory": size(first.device_memory_bytes) if first.device_memory_bytes else "",
         "CPU": first.cpu_model,
@@ -153,6 +160,12 @@ def _facts(runs: Sequence[RunResult]) -> Mapping[str, str]:
         "threads a rank": str(first.threads),
         _PLACEMENT: _distinct(f"{one.nodes} x {one.gpus_per_node}" for one in environments),
         "operating system": _distinct(one.os for one in environments),
+    }
+
+
+def _libraries(environments: Sequence[Environment]) -> Mapping[str, str]:
+    first = environments[0]
+    return {
         "Python": first.python,
         "torch": first.torch,
         "CUDA": first.cuda or "",
@@ -163,13 +176,17 @@ def _facts(runs: Sequence[RunResult]) -> Mapping[str, str]:
         "kernels of attention": _distinct(", ".join(one.attention) for one in environments),
         "NCCL settings": _settings(first.nccl_settings),
         "other settings": _settings(first.settings),
+    }
+
+
+def _code(environments: Sequence[Environment]) -> Mapping[str, str]:
+    packages = sorted({name for one in environments for name in one.code.packages})
+    return {
         "commit": _distinct(_commit(one) for one in environments),
-        "code hash": first.code.code_hash,
+        "code hash": environments[0].code.code_hash,
         **{
-            f"code of {name}": _distinct(
-                one.code.packages[name] for one in environments if name in one.code.packages
-            )
-            for name in names
+            f"code of {name}": _distinct(filter(None, (one.code.packages.get(name) for one in environments)))
+            for name in packages
         },
     }
 
@@ -180,7 +197,7 @@ def _settings(settings: Mapping[str, str] | None) -> str:
     return " ".join(f"{key}={value}" for key, value in sorted(settings.items()))
 
 
-def _distinct(values: Iterator[str]) -> str:
+def _distinct(values: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(values))
 
 

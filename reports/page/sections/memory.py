@@ -64,15 +64,12 @@ def memory_section(study: StudyFigures) -> Section | None:
     memories, failed = cell_memories(study), cells_out_of_memory(study)
     if not memories and not failed:
         return None
-    found = [*_finding(study, memories), *_against_prediction(study, memories)]
-    known = {one.cell.workload for one in memories if one.predicted_bytes is not None}
-    found += [
-        f"The memory of {workload} was not predicted, because {why}."
-        for workload, why in study.unpredicted.items()
-        if workload not in known
+    found = [
+        *_finding(study, memories),
+        *_against_prediction(study, memories),
+        *_unpredicted(study, memories),
+        *_fitted(study),
     ]
-    batches = dict.fromkeys(one.words for plan in study.plans for one in plan.request.batches or ())
-    found += [f"{capital(words)}." for words in batches]
     blocks: list[Block] = [Paragraph(" ".join(found))] if found else []
     if failed:
         named = listed([cell_label(study, cell) for cell in failed], last="; ")
@@ -86,6 +83,19 @@ def memory_section(study: StudyFigures) -> Section | None:
         blocks=tuple(blocks),
         definitions=DEFINITIONS if predicted else DEFINITIONS[:1],
     )
+
+
+def _unpredicted(study: StudyFigures, memories: Sequence[CellMemory]) -> Iterator[str]:
+    known = {one.cell.workload for one in memories if one.predicted_bytes is not None}
+    for workload, why in study.unpredicted.items():
+        if workload not in known:
+            yield f"The memory of {workload} was not predicted, because {why}."
+
+
+def _fitted(study: StudyFigures) -> Iterator[str]:
+    """The batches that were fitted into the memory."""
+    batches = dict.fromkeys(one.words for plan in study.plans for one in plan.request.batches or ())
+    return (f"{capital(words)}." for words in batches)
 
 
 def _table(study: StudyFigures, memories: Sequence[CellMemory]) -> TextTable:

@@ -72,17 +72,15 @@ def _without_figure(study: StudyFigures) -> Iterator[_Group]:
     A run that trained its cell to the end has no step time, but it is not a failure.
     """
     several = len({pool.cell.workload for pool in study.pools.values()}) > 1
-    groups: dict[tuple[str, str], list[str]] = {}
-    for what, reason, cell in (
-        *((outcome_words(one.outcome), one.reason, one.cell) for one in study.failures),
-        *((f"a run: {outcome_words(one.run.outcome)}", reason_of(one.run), one.cell) for one in study.lost),
-    ):
-        if cell.id not in study.complete:
-            workload = f"{cell.workload}, " if several else ""
-            groups.setdefault((what, reason), []).append(f"{workload}{label(cell)} on {cell.gpus:,}")
+    lost = ((f"a run: {outcome_words(one.run.outcome)}", reason_of(one.run), one.cell) for one in study.lost)
+    failed = ((outcome_words(one.outcome), one.reason, one.cell) for one in study.failures)
+    groups = grouped(
+        ((what, reason), f"{f'{cell.workload}, ' * several}{label(cell)} on {cell.gpus:,}")
+        for what, reason, cell in (*failed, *lost)
+        if cell.id not in study.complete
+    )
     for (what, reason), names in groups.items():
-        times = {name: names.count(name) for name in names}
-        counted = [f"{name} ({n:,} times)" if n > 1 else name for name, n in times.items()]
+        counted = [f"{name} ({n:,} times)" if n > 1 else name for name, n in Counter(names).items()]
         yield what, len(names), counted, reason
 
 

@@ -19,7 +19,7 @@ from reports.analysis.stragglers import FALSE_ALARM, SLOW_ABOVE, Stragglers, str
 from reports.analysis.study import StudyFigures
 from reports.page.looks import cell_label
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Section, absent, safe
-from reports.table import Column, figures, table, words
+from reports.table import Column, TextTable, figures, table, words
 from reports.text import NOTHING, count, listed, percent
 from results.grouping import grouped
 
@@ -90,16 +90,7 @@ def rank_map(rows: Sequence[MapRow], devices: str) -> Drawing:
     sizes = list(dict.fromkeys(found.ranks for _, found in rows))
     among = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
     title = f"Compute of each rank compared with the median of its cell, {among} {devices}"
-    every = [one for _, found in rows for one in found.excess]
-    slow = "; ".join(
-        f"{label}: {', '.join(f'rank {rank}' for rank in found.persistent)}"
-        for label, found in rows
-        if found.persistent
-    )
-    description = (
-        f"{title}, one strip a cell, {len(rows)} in all. Ranks lie between {percent(min(every))} and "
-        f"{percent(max(every))} of it. Persistently slow: {slow or 'none'}. The table below names them."
-    )
+    description = f"{title}, one strip a cell, {len(rows)} in all. {_description(rows)}"
     parts, top = [], 0.0
     for size in sizes:
         same = [row for row in rows if row[1].ranks == size]
@@ -113,22 +104,40 @@ def rank_map(rows: Sequence[MapRow], devices: str) -> Drawing:
         f'<title id="ranks-0-title">{safe(title)}</title>\n'
         f'<desc id="ranks-0-description">{safe(description)}</desc>\n'
     )
-    ranked = [(label, found, rank) for label, found in rows for rank in found.persistent]
-    columns: list[Column[tuple[str, Stragglers, int]]] = [
-        words("cell", lambda row: row[0]),
-        figures("slow rank", lambda row: fields.whole(row[2]), anchor="method-slow-rank"),
-        words("host", lambda row: row[1].hosts[row[2]] if row[1].hosts else NOTHING),
-        figures(
-            "above the median", lambda row: fields.percent(row[1].excess[row[2]]), anchor="method-slow-rank"
-        ),
-    ]
     return Drawing(
         name="ranks",
         title=title,
         svg=Markup(f"{head}{''.join(parts)}</svg>"),
         width=1.27 * _WIDTH,
-        values=table(ranked, columns),
+        values=_slow_table(rows),
     )
+
+
+def _description(rows: Sequence[MapRow]) -> str:
+    """The map in words, for who does not see it."""
+    every = [one for _, found in rows for one in found.excess]
+    slow = "; ".join(
+        f"{label}: {', '.join(f'rank {rank}' for rank in found.persistent)}"
+        for label, found in rows
+        if found.persistent
+    )
+    return (
+        f"Ranks lie between {percent(min(every))} and {percent(max(every))} of it. Persistently slow: "
+        f"{slow or 'none'}. The table below names them."
+    )
+
+
+def _slow_table(rows: Sequence[MapRow]) -> TextTable:
+    """One row for each persistently slow rank."""
+    slow = "method-slow-rank"
+    ranked = [(label, found, rank) for label, found in rows for rank in found.persistent]
+    columns: list[Column[tuple[str, Stragglers, int]]] = [
+        words("cell", lambda row: row[0]),
+        figures("slow rank", lambda row: fields.whole(row[2]), anchor=slow),
+        words("host", lambda row: row[1].hosts[row[2]] if row[1].hosts else NOTHING),
+        figures("above the median", lambda row: fields.percent(row[1].excess[row[2]]), anchor=slow),
+    ]
+    return table(ranked, columns)
 
 
 def _of_one_size(rows: Sequence[MapRow]) -> Iterator[str]:

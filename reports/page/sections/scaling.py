@@ -53,7 +53,7 @@ def _drawings(study: StudyFigures, groups: Sequence[WorkCurves]) -> Iterator[Dra
             drawings.append(efficiency_chart(f"curve-{place}-efficiency", *given))
         if not claimed or len({point.gpus for point in points}) >= FEW:
             drawings.append(throughput_chart(f"curve-{place}-throughput", *given))
-        yield from (drawing.of(work) for drawing in drawings if drawing is not None)
+        yield from (drawing.of(work) for drawing in filter(None, drawings))
 
 
 def _first(study: StudyFigures) -> set[int]:
@@ -109,6 +109,7 @@ def efficiency_chart(
     baselines = dict.fromkeys(claim.baseline.short for claim in claims if claim.baseline is not None)
     against = next(iter(baselines)) if len(baselines) == 1 else "each series' own smallest size"
     missing, note = _gaps(curves)
+    width, height = (820, 220) if first else _room(points)
     rules = [Rule(text="100 % ideal", y=100)]
     if chosen is not None:
         rules.append(Rule(text=f"to buy: {chosen.size}", x=chosen.gpus))
@@ -123,7 +124,8 @@ def efficiency_chart(
             missing=missing,
             y_most=MOST,
             note=note,
-            **({"width": 820, "height": 220} if first else _room(points)),
+            width=width,
+            height=height,
         )
     )
 
@@ -148,14 +150,13 @@ def throughput_chart(name: str, curves: Sequence[Curve], shown: Looks, devices_w
     sizes = {point.gpus for point in points}
     if len(sizes) < 2:
         return None
-    top = max(point.figures.throughput.value for point in points)
-    by, prefix = next((one for one in ((1e9, "G "), (1e6, "M "), (1e3, "k ")) if top >= one[0]), (1.0, ""))
-    scale = 1 / by
-    unit = points[0].figures.throughput.unit
+    by, prefix = _prefix(max(point.figures.throughput.value for point in points))
+    scale, unit = 1 / by, points[0].figures.throughput.unit
     doubles = max(sizes) >= DOUBLED * min(sizes)
     singles = [curve.single for curve in curves if curve.single is not None]
     slopes = [scale * single.figures.throughput.value / single.gpus for single in singles[:1]]
     axis: Axis = "log" if doubles else "linear"
+    width, height = _room(points)
     return drawn(
         Chart(
             name=name,
@@ -167,15 +168,21 @@ def throughput_chart(name: str, curves: Sequence[Curve], shown: Looks, devices_w
             x_axis=axis,
             y_axis=axis,
             y_from=None if doubles else 0.0,
-            **_room(points),
+            width=width,
+            height=height,
         )
     )
 
 
-def _room(points: Sequence[CurvePoint]) -> dict[str, float]:
+def _prefix(top: float) -> tuple[float, str]:
+    """The divisor by which a rate is shown, and its prefix."""
+    return next((one for one in ((1e9, "G "), (1e6, "M "), (1e3, "k ")) if top >= one[0]), (1.0, ""))
+
+
+def _room(points: Sequence[CurvePoint]) -> tuple[float, float]:
     """The width and the height of a chart, which is small for few sizes."""
     few = len({point.gpus for point in points}) <= FEW
-    return {"width": FEW_WIDTH, "height": 240} if few else {"width": 630, "height": 330}
+    return (FEW_WIDTH, 240) if few else (630, 330)
 
 
 def _efficiency(point: CurvePoint) -> Metric | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from markupsafe import Markup
 
@@ -99,28 +100,32 @@ def summary_section(study: StudyFigures) -> Section:
 
 
 def _blocks(study: StudyFigures, rows: Sequence[_Shown], found: StudyVerdict) -> Iterator[Block]:
-    for entry in study.review.entries:
-        if entry.what == "noted":
-            yield Paragraph(f"Note by {entry.author}, {moment(entry.at)}: {entry.why}", "plain")
-    for one in [one for one in found.workloads if one.answer][:_MOST_TOLD]:
-        lead = f"{one.workload}: " if len(found.workloads) > 1 else ""
-        yield Paragraph(f"{lead}{one.answer}", "finding")
+    several = len(found.workloads) > 1
+    noted = [entry for entry in study.review.entries if entry.what == "noted"]
+    for entry in noted:
+        yield Paragraph(f"Note by {entry.author}, {moment(entry.at)}: {entry.why}", "plain")
+    for one in list(filter(attrgetter("answer"), found.workloads))[:_MOST_TOLD]:
+        yield Paragraph(f"{f'{one.workload}: ' * several}{one.answer}", "finding")
         if one.beside:
             yield Bullets(one.beside, "plain")
-    if not rows:
-        yield Paragraph(NOTHING_SUCCEEDED, "none")
-    else:
+    if rows:
         epochs = any(one.cost and one.cost.epoch_ns for one in rows)
         yield Answers(_questions(epochs=epochs), tuple(_answer(study, one) for one in rows[:_MOST_ROWS]))
-    then: Block = Paragraph("No further run is needed for these answers." if rows else "", "plain")
-    if found.next_run:
-        workload = f"{found.next_run.workload}: " if len(found.workloads) > 1 else ""
-        why = f"Run next {workload}{found.next_run.order}, since {found.next_run.why}:"
-        then = Command(why, found.next_run.command)
-    yield Row((Tiles((*_slow_tile(study), _trust_tile(study))), then))
+    else:
+        yield Paragraph(NOTHING_SUCCEEDED, "none")
+    yield Row((Tiles((*_slow_tile(study), _trust_tile(study))), _next(found, answered=bool(rows))))
     if rows:
         yield _growth(study, rows[0], found)
-    yield Paragraph(" ".join(_beside_the_answers(study, rows)), "plain")
+    yield Paragraph(" ".join((*_asked(study), *_beside_the_answers(study, rows))), "plain")
+
+
+def _next(found: StudyVerdict, *, answered: bool) -> Block:
+    """The command of the next run, and why to run it."""
+    run = found.next_run
+    if run is None:
+        return Paragraph("No further run is needed for these answers." if answered else "", "plain")
+    workload = f"{run.workload}: " if len(found.workloads) > 1 else ""
+    return Command(f"Run next {workload}{run.order}, since {run.why}:", run.command)
 
 
 def _growth(study: StudyFigures, first: _Shown, found: StudyVerdict) -> Beside:
@@ -221,24 +226,40 @@ def _told(one: _Shown, figure: Metric, text: str, lines: Sequence[str]) -> Told:
     return Told(figure="cannot be told", lines=(why, *lines))
 
 
-def _beside_the_answers(study: StudyFigures, rows: Sequence[_Shown]) -> Iterator[str]:
-    """Say what was asked and ran, and what the answers rest on."""
+def _asked(study: StudyFigures) -> Iterator[str]:
+    """Say what was asked, on what and when it ran."""
     pools = study.pools.values()
-    if pools:
-        cells, sizes = [pool.cell for pool in pools], sorted({pool.cell.gpus for pool in pools})
-        span = " to ".join(dict.fromkeys((f"{sizes[0]:,}", f"{sizes[-1]:,}")))
-        keys = [curve.key for curve in study.curves]
-        scalings = dict.fromkeys(f"{key.kind} (batch {key.constant_batch:,})" for key in keys)
-        yield (
-            f"{_all(cell.workload for cell in cells)} on {span} {study.devices_word}, {_all(scalings)}, by "
-            f"{_all(key.label for key in keys)}: {count(len(cells), 'cell')} of "
-            f"{count(max(pool.planned for pool in pools), 'run')}."
-        )
-        devices = [run.environment.device_name for run in study.runs if run.environment is not None]
-        days = sorted({run.started_at[:10] for run in study.runs if run.started_at})
-        ran = f"ran {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else "nothing ran"
-        data = (f"{cell.precision}, {cell.dataset} data" for cell in cells)
-        yield f"{', '.join(dict.fromkeys((*devices, *data, *told_settings(study.plans), ran)))}."
+    if not pools:
+        return
+    cells, sizes = [pool.cell for pool in pools], sorted({pool.cell.gpus for pool in pools})
+    keys = [curve.key for curve in study.curves]
+    scalings = dict.fromkeys(f"{key.kind} (batch {key.constant_batch:,})" for key in keys)
+    yield (
+        f"{_all(cell.workload for cell in cells)} on {_ends([f'{size:,}' for size in sizes])} "
+        f"{study.devices_word}, {_all(scalings)}, by {_all(key.label for key in keys)}: "
+        f"{count(len(cells), 'cell')} of {count(max(pool.planned for pool in pools), 'run')}."
+    )
+    settings = (f"{cell.precision}, {cell.dataset} data" for cell in cells)
+    told = (*_devices(study), *settings, *told_settings(study.plans), _ran(study))
+    yield f"{', '.join(dict.fromkeys(told))}."
+
+
+def _devices(study: StudyFigures) -> list[str]:
+    return [run.environment.device_name for run in study.runs if run.environment is not None]
+
+
+def _ran(study: StudyFigures) -> str:
+    days = sorted({run.started_at[:10] for run in study.runs if run.started_at})
+    return f"ran {_ends(days)}" if days else "nothing ran"
+
+
+def _ends(texts: Sequence[str]) -> str:
+    """The first and the last of sorted texts: `2 to 16`, or `2` if they are one."""
+    return " to ".join(dict.fromkeys((texts[0], texts[-1])))
+
+
+def _beside_the_answers(study: StudyFigures, rows: Sequence[_Shown]) -> Iterator[str]:
+    """Say what the answers rest on."""
     if any(one.bought.choice for one in rows):
         yield f"Size to buy: {rows[0].bought.goal}."
     yield from dict.fromkeys(f"{capital(_price(study, one.cost))}." for one in rows if one.cost)
@@ -271,15 +292,15 @@ def _slow_tile(study: StudyFigures) -> Iterator[Tile]:
 def _trust_tile(study: StudyFigures) -> Tile:
     proven = sum(one.proven for one in study.cells.values())
     dirty = sum(bool(run.environment and run.environment.code.dirty) for run in study.runs)
-    failed = [failure for failure in study.failures if failure.runs]
+    failed = [f"why: {study.logs_call(failure.cell.id)}" for failure in study.failures if failure.runs]
     skipped = sum(len(group.gpus) for group in study.skipped)
     slow = "" if slow_cells(study.cells.values()) else "; slow hosts or ranks: none"
-    figure, _, missing = study.cells_text.partition("; ")
+    figure, *missing = study.cells_text.split("; ", 1)
     lines = (
         f"{study.run_counts.text}; code with local changes: {dirty:,}",
         f"training checked: {proven:,} of {len(study.cells):,}; planned not to run: {skipped:,}{slow}",
-        capital(missing) if missing else "",
-        f"why: {study.logs_call(failed[0].cell.id)}" if failed else "",
+        *map(capital, missing),
+        *failed[:1],
         study.review_text,
     )
     return Tile(

@@ -51,15 +51,19 @@ def table_section(study: StudyFigures) -> Section | None:
     )
 
 
-def full_table(study: StudyFigures, rows: Sequence[CellRow]) -> Table:
-    """The table of all cells, with or without figures; columns without any value are left out."""
-    several = len({row.cell.workload for row in rows}) > 1
-    made: list[tuple[str, Column[CellRow]]] = [
+def _columns(study: StudyFigures, *, several: bool) -> list[tuple[str, Column[CellRow]]]:
+    """Each column with its preset; the workload is one of them if there are several."""
+    return [
         (preset, replace(column, title=study.devices_word) if column.name == "gpus" else column)
         for preset in PRESETS
         for column in cell_columns(preset)
         if several or column.name != "workload"
     ]
+
+
+def full_table(study: StudyFigures, rows: Sequence[CellRow]) -> Table:
+    """The table of all cells, with or without figures; columns without any value are left out."""
+    made = _columns(study, several=len({row.cell.workload for row in rows}) > 1)
     data = table(rows, [column for _, column in made])
     told = [place for place in range(len(made)) if any(row[place].text for row in data.rows)]
     ids = tuple(f"{ROW}{row.cell.id}" for row in rows)
