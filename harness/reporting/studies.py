@@ -159,6 +159,14 @@ def compared_over(studies: list[StudyFigures], setting: str | None) -> list[Stud
     return [comparing_over(study, setting.replace("-", "_")) for study in studies]
 
 
+def _nodes(store: JobStore) -> set[str]:
+    """The nodes on which the jobs of a study ended."""
+    ends = (
+        end for job in store.jobs() for end in (*store.starts(job.job_id), store.ended(job.job_id)) if end
+    )
+    return {node for end in ends for node in end.nodes}
+
+
 def _redacted(read: Sequence[_Read]) -> list[_Read]:
     """Redact the studies, each under its folder's name: a parent folder may be named after a user.
 
@@ -166,13 +174,8 @@ def _redacted(read: Sequence[_Read]) -> list[_Read]:
     """
     roots = [one.study.root for one in read]
     users = {entry.author for one in read for entry in one.told.review.entries}
-    hosts = {platform.node()}
-    for one in read:
-        # A reason may name a node that left no record.
-        store = JobStore(one.study.root)
-        for job in store.jobs():
-            for end in (*store.starts(job.job_id), store.ended(job.job_id)):
-                hosts.update(() if end is None else end.nodes)
+    # A reason may name a node that left no record.
+    hosts = {platform.node()}.union(*(_nodes(JobStore(root)) for root in roots))
     # In a container the number of the user may have no name.
     with suppress(KeyError, OSError):
         users.add(getpass.getuser())
