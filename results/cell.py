@@ -260,7 +260,7 @@ def pruning_reason(cause: str) -> str:
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):
-    """The names of what a cell computes, and of how its gradients travel: the axes of texts."""
+    """The names of what a cell computes, and of how its gradients travel."""
 
     workload: str
     strategy: str

@@ -82,13 +82,13 @@ class SeriesId(Names, frozen=True, kw_only=True):
 class Point(Names, frozen=True, kw_only=True):
     """One point of the matrix: a cell under one rule of scaling, before it is known to make sense.
 
-    A new axis of texts is a field of `Names`, with its default; of `Cell`; of `Pattern`; and, in the plural,
-    of `Request`. All that plans, stores and shows points follows.
+    A new axis whose values are strings is a field of `Names`, with its default, of `Cell`, of `Pattern`, of
+    `Request` in the plural, and of `StudyFile`. All that plans, stores and shows points follows.
     """
 
     gpus: int
     batch_size: int
-    """As in `SeriesId`."""
+    """The batch that was asked for, as `SeriesId` has it."""
     scaling: Scaling
 
     @property
@@ -169,7 +169,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The folder of the study file (or of the call): where `py:` workloads are imported from."""
 
     def values(self, axis: str) -> tuple[Any, ...]:
-        """The values of an axis of the matrix, without those of single points."""
+        """The values of an axis of the matrix, without the values of single points."""
         values: tuple[Any, ...] = getattr(self, values_name(axis))
         return values
 

@@ -1,4 +1,4 @@
-"""A new axis of texts is named in three files: planning, storing and showing points follow from these."""
+"""A new axis of strings is named in three files: planning, storing and showing points follow from these."""
 
 from __future__ import annotations
 
