@@ -163,7 +163,7 @@ def _sizes(chart: Chart) -> set[float]:
 
 
 def _y_ends(chart: Chart) -> tuple[float, float]:
-    """The ends of the axis: those of the values, and room around them."""
+    """Return the lowest and the highest value of the axis, with room around the values."""
     values = [point.y for point in chart.points] + [line.start[1] for line in chart.lines if line.start]
     values += [rule.y for rule in chart.rules if rule.y is not None]
     least, most = min(values), max(values)

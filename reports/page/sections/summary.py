@@ -254,7 +254,7 @@ def _ran(study: StudyFigures) -> str:
 
 
 def _ends(texts: Sequence[str]) -> str:
-    """The first and the last of sorted texts: `2 to 16`, or `2` if they are one."""
+    """Join the first and the last of sorted words: `2 to 16`, or `2` if they are equal."""
     return " to ".join(dict.fromkeys((texts[0], texts[-1])))
 
 
