@@ -43,8 +43,8 @@ def program_section(study: StudyFigures) -> Section | None:
         figures("last loss", lambda one: fields.number(one.newest.loss_last), anchor="method-losses"),
     ]
     told = (
-        "bench did not train these cells. Their steps and times are measured; that they train, and what of "
-        "their communication is exposed, is not known."
+        "bench did not train these cells. Their steps and times are measured. Whether they train is not "
+        "known, and what of their communication is exposed only where steps were traced."
     )
     blocks: list[Block] = [
         Paragraph(told, "plain"),

@@ -79,6 +79,12 @@ def test_a_trace_is_divided_into_compute_exposed_communication_and_idle(on_gpu, 
     assert found == Traced(steps=2, compute_ns=10_000, exposed_ns=6_000, idle_ns=14_000)
 
 
+def test_a_trace_of_a_gpu_without_kernels_has_no_figure() -> None:
+    step = event("ProfilerStep#1", "user_annotation", 0, 40)
+    with pytest.raises(ValueError, match="no kernel"):
+        traced({"traceEvents": [step, event("aten::addmm", "cpu_op", 0, 30)]}, on_gpu=True)
+
+
 def test_with_an_unknown_rank_or_a_lost_file_no_rank_is_slow() -> None:
     for files, why in ((kept([40, 40], None), "nobody knows"), (kept([40, 40]), "a rank left no file")):
         found = waits_of(files, ranks=2, step_ns=100.0 * MS)

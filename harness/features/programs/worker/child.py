@@ -12,7 +12,7 @@ import threading
 import time
 from bisect import bisect
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,6 +57,8 @@ class Child:
         pattern: re.Pattern[str] | None,
     ) -> None:
         """`control` is what the shim reads, without the places of its files, which are in `folder`."""
+        self.port = environment["MASTER_PORT"]
+        """The port at which the ranks of the program meet."""
         out, self._stop = folder / "steps.jsonl", folder / "stop"
         self._out = LogTail(out)
         self._pattern, self._has_steps = pattern, control["steps"] != "none"
@@ -103,11 +105,17 @@ class Child:
         written.write_text(str(step), encoding="ascii")
         written.rename(self._stop)
 
-    def leave(self, seconds: float) -> bool:
-        """Wait for the program to leave, and end it if it does not. Returns whether it left by itself."""
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(seconds)
-            return True
+    def leave(self, seconds: float, *, meanwhile: Callable[[], None]) -> bool:
+        """Wait for the program to leave, and end it if it does not. Returns whether it left by itself.
+
+        Calls `meanwhile` each second.
+        """
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(min(left, 1.0))
+                return True
+            meanwhile()
         self.end_now()
         return False
 

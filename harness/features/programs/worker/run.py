@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
@@ -65,8 +66,8 @@ def run_program(run: Run, values: Mapping[str, Any]) -> None:
         follow.until(lambda: bool(follow.times[0]))
         run.begin("steps")
         foreign = ForeignCpu(around.cores) if around.rank.local_rank == 0 else None
-        sampling = stack.enter_context(sampler(around.device, around.rank)) if on_gpu else None
-        follow.until(lambda: follow.blocks.stop is not None)
+        with sampler(around.device, around.rank) if on_gpu else nullcontext() as sampling:
+            follow.until(lambda: follow.blocks.stop is not None)
         if foreign is not None:
             run.found["foreign_cpu_cores"] = foreign.cores_used()
         run.begin("end")
@@ -247,7 +248,8 @@ class _Follow:
         if refused:
             raise UsageError(refused[0])
         why = child.failure
-        if self._control.largest(["EADDRINUSE" in why])[0]:
+        ports = re.findall(r"\d+", why) if "EADDRINUSE" in why else ()
+        if self._control.largest([child.port in ports])[0]:
             # A cancelled run is made again, at another port.
             raise RuntimeError(f"remote process exited: the port of the program's ranks was taken ({why})")
         outcome = classify(RuntimeError(why))[0] if child.broken else Outcome.CANCELLED
@@ -293,7 +295,8 @@ class _Follow:
         further = 1 + math.ceil(MARGIN_S / typical_s) + (WARM_UP + STEPS) * traced
         child.stop_after(int(taken) + further)
         self._run.around.log.heartbeat()
-        left = child.leave((4 if traced else 1) * GRACE_S + (4 + WARM_UP + STEPS) * typical_s)
+        limit_s = (4 if traced else 1) * GRACE_S + (4 + WARM_UP + STEPS) * typical_s
+        left = child.leave(limit_s, meanwhile=self._run.around.log.heartbeat)
         child.read()
         final = self._control.of_all([len(child.columns["end_ns"]), left])
         counts = {int(steps) for steps, _ in final}
@@ -419,8 +422,8 @@ class _Follow:
             path = around.study.trace_path(self._run.cell.id, self._run.slot.run_id, around.rank.rank)
             try:
                 traced = keep_trace(_own_folder(self._run) / TRACE, path, on_gpu=self._on_gpu)
-            except (OSError, ValueError) as error:
-                # A full disk, say. The run is good without.
+            except Exception as error:
+                # A full disk, say. A trace is an extra: the run is good without.
                 self._run.absent["trace"] = f"{type(error).__name__}: {error}"
         waits = child.columns["wait_ns"][1:][self.blocks.warmup : self.blocks.last]
         known = bool(waits) and None not in waits

@@ -144,6 +144,8 @@ class Steps:
         self._last: int | None = None
         self._event: Any = None
         self._profiler: profile | None = None
+        self._peaks: dict[str, int | None] | None = None
+        """The peaks of memory before the profiler, which takes some itself."""
         self._look()
         self._begin()
 
@@ -176,14 +178,12 @@ class Steps:
 
     def leave(self) -> None:
         """Write what is not written yet, as the interpreter ends."""
-        device = None
         # A device that has failed says so again.
         with suppress(RuntimeError):
             if cuda.is_initialized():
                 cuda.synchronize()
-                device = cuda.max_memory_allocated()
             self._flush()
-        peaks = {"peak_rss_bytes": memory_bytes("VmHWM"), "peak_device_bytes": device}
+        peaks = self._peaks or memory_peaks()
         self.tell(end={"steps": self.ended, **peaks, "exit": self.exit, "error": self.error})
         if self.exit == "stop" and os.getpid() == self._pid:
             # Process groups that the program has not destroyed may abort the process as C++ ends.
@@ -233,12 +233,20 @@ class Steps:
         if left <= warmup + steps and cuda.is_initialized():
             # The kernels of a step are to end within it.
             cuda.synchronize()
-        if left == warmup + steps:
-            kept = schedule(wait=0, warmup=warmup, active=steps, repeat=1)
-            self._profiler = profile(schedule=kept, on_trace_ready=lambda own: own.export_chrome_trace(path))
-            self._profiler.start()
-        elif self._profiler is not None:
-            self._profiler.step()
+        try:
+            if left == warmup + steps:
+                self._peaks = memory_peaks()
+                kept = schedule(wait=0, warmup=warmup, active=steps, repeat=1)
+                own = profile(schedule=kept, on_trace_ready=lambda own: own.export_chrome_trace(path))
+                own.start()
+                self._profiler = own
+            elif self._profiler is not None:
+                self._profiler.step()
+        except RuntimeError as error:
+            self._profiler = None
+            self.tell(
+                notes=[f"no trace: the program profiles itself, or the trace was not written ({error})"]
+            )
 
     def raised(self, error: BaseException) -> None:
         """Keep what has ended the program, unless bench did."""
@@ -318,6 +326,15 @@ def memory_bytes(name: str) -> int:
     """A field of this process's memory, as the kernel counts it: VmRSS or VmHWM, the peak."""
     lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+def memory_peaks() -> dict[str, int | None]:
+    """The peaks of the process and, where it uses one, of its device so far."""
+    device = None
+    # A device that has failed says so again.
+    with suppress(RuntimeError):
+        device = cuda.max_memory_allocated() if cuda.is_initialized() else None
+    return {"peak_rss_bytes": memory_bytes("VmHWM"), "peak_device_bytes": device}
 
 
 def packages_hash() -> str:

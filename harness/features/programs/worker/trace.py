@@ -22,11 +22,15 @@ _EXCHANGE = ("nccl", "rccl", "gloo:", "mpi:", "ucc:")
 def keep_trace(plain: Path, path: Path, *, on_gpu: bool) -> Traced:
     """Pack the Chrome trace `plain` into `path`, and return where the time of its steps went.
 
-    Raises ValueError for a trace without steps.
+    Raises ValueError for a trace without steps or, on a GPU, without kernels.
     """
-    content = plain.read_bytes()
-    found = traced(json.loads(content), on_gpu=on_gpu)
-    files.write_once(path, gzip.compress(content, compresslevel=6, mtime=0))
+    if not plain.is_file():
+        raise ValueError("the program ended before its traced steps, or could not be profiled")
+    trace = json.loads(plain.read_bytes())
+    found = traced(trace, on_gpu=on_gpu)
+    # The profiler writes the path of its file, which names folders of this machine.
+    trace.pop("traceName", None)
+    files.write_once(path, gzip.compress(json.dumps(trace).encode(), compresslevel=6, mtime=0))
     plain.unlink()
     return found
 
@@ -36,7 +40,8 @@ def traced(trace: Mapping[str, Any], *, on_gpu: bool) -> Traced:
 
     On a GPU, compute is the union of kernels that do not communicate. On a CPU, the operators of aten
     compute, and Python and compiled code count as idle. Exposed communication is the exchange during which
-    nothing computes. Idle is the rest. Times are in ns of a step, as means. Raises ValueError without steps.
+    nothing computes. Idle is the rest. Times are in ns of a step, as means. Raises ValueError for a trace
+    without steps or, on a GPU, without kernels.
     """
     spans: dict[str, list[Span]] = {"step": [], "exchange": [], "compute": []}
     for event in trace["traceEvents"]:
@@ -45,6 +50,8 @@ def traced(trace: Mapping[str, Any], *, on_gpu: bool) -> Traced:
             spans[kind].append((start, start + round(event["dur"] * 1e3)))
     if not spans["step"]:
         raise ValueError("the trace of the program has no steps")
+    if on_gpu and not spans["compute"] + spans["exchange"]:
+        raise ValueError("the profiler saw no kernel: another one, such as nsys, may have the device")
     steps = len(spans["step"])
     compute, exchange = (intersection(spans[kind], spans["step"]) for kind in ("compute", "exchange"))
     whole, busy, computes = length(spans["step"]), length([*compute, *exchange]), length(compute)
