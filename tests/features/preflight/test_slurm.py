@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -85,24 +86,29 @@ def other_torch(folder: Path) -> Path:
     return folder
 
 
+SPINS = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)\nwhile True: pass"
+
+
 @contextmanager
 def busy_core(node: str) -> Iterator[None]:
     """Confine the rank of a node to a core that others keep busy, as soon as there is one."""
     core, over = max(os.sched_getaffinity(0)), threading.Event()
     with ExitStack() as stack:
+        others = [subprocess.Popen([sys.executable, "-c", SPINS], start_new_session=True) for _ in range(20)]
+        for other in others:
+            stack.callback(other.communicate)
+            stack.callback(other.kill)
+            # They have stopped, so that they need no time to start once the rank is there.
+            os.waitid(os.P_PID, other.pid, os.WSTOPPED)
+            os.sched_setaffinity(other.pid, {core})
 
         def plant() -> None:
             while not over.wait(0.2):
                 for process in ranks(node):
-                    for _ in range(20):
-                        busy = subprocess.Popen(
-                            [sys.executable, "-c", "while True: pass"], start_new_session=True
-                        )
-                        stack.callback(busy.communicate)
-                        stack.callback(busy.kill)
-                        os.sched_setaffinity(busy.pid, {core})
                     for thread in process.threads():
                         os.sched_setaffinity(thread.id, {core})
+                    for other in others:
+                        other.send_signal(signal.SIGCONT)
                     return
 
         thread = threading.Thread(target=plant)

@@ -13,6 +13,7 @@ from results import files
 from results.derivation.intervals import Span, intersection, length
 
 STEPS = 3
+MOST_BYTES = 2**31
 WARM_UP = 1
 """Steps under the profiler before those that count, because its start takes time."""
 _EXCHANGE = ("nccl", "rccl", "gloo:", "mpi:", "ucc:")
@@ -26,7 +27,7 @@ def keep_trace(plain: Path, path: Path, *, on_gpu: bool) -> Traced:
     """
     if not plain.is_file():
         raise ValueError("the program ended before its traced steps, or could not be profiled")
-    trace = json.loads(plain.read_bytes())
+    trace = json.loads(files.read(plain, most=MOST_BYTES).data)
     found = traced(trace, on_gpu=on_gpu)
     # The profiler writes the path of its file, which names folders of this machine.
     trace.pop("traceName", None)
