@@ -21,7 +21,7 @@ SLOW_ABOVE = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """How long the ranks of one run waited inside of collectives in a step."""
+    """How long the ranks of one run waited inside of collectives in a step, and their traced steps."""
 
     by_rank_ns: tuple[float, ...] | None
     """None: it is not known of all ranks."""

@@ -87,7 +87,10 @@ def test_traces_show_that_one_rank_idles_while_the_other_communicates(folder, ru
     slow, study = runs["program:slow"], Study(folder / "study")
     kept = sorted(study.run_folder(slow.cell_id, slow.run_id).glob("program-*.json"))
     first, second = (PROGRAM_RUN.read(path).traced for path in kept)
-    assert min(first.exposed_ns, second.idle_ns) > 25e6 > max(first.idle_ns, second.exposed_ns)
+    # It sleeps for 30 ms in each step. The other parts depend on what else runs on the machine.
+    assert second.idle_ns >= 29e6
+    assert first.exposed_ns > second.exposed_ns
+    assert second.idle_ns > first.idle_ns
     assert len(study.trace_paths(slow.cell_id, slow.run_id)) == 2
     page = (folder / "study" / "report.html").read_text(encoding="utf-8")
     assert "exposed communication" in page[page.index('id="program"') :]

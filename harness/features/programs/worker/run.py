@@ -295,7 +295,8 @@ class _Follow:
         further = 1 + math.ceil(MARGIN_S / typical_s) + (WARM_UP + STEPS) * traced
         child.stop_after(int(taken) + further)
         self._run.around.log.heartbeat()
-        limit_s = (4 if traced else 1) * GRACE_S + (4 + WARM_UP + STEPS) * typical_s
+        # The profiler writes its file before the program leaves.
+        limit_s = (4 if traced else 1) * GRACE_S + (3 + further) * typical_s
         left = child.leave(limit_s, meanwhile=self._run.around.log.heartbeat)
         child.read()
         final = self._control.of_all([len(child.columns["end_ns"]), left])

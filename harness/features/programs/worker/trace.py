@@ -13,11 +13,12 @@ from results import files
 from results.derivation.intervals import Span, intersection, length
 
 STEPS = 3
-MOST_BYTES = 2**31
 WARM_UP = 1
 """Steps under the profiler before those that count, because its start takes time."""
+_MOST_BYTES = 2**31
+"""The largest trace that is read."""
 _EXCHANGE = ("nccl", "rccl", "gloo:", "mpi:", "ucc:")
-"""How the names of kernels, and on a CPU of operations in flight, that communicate begin or continue."""
+"""Parts, in lower case, of the names of kernels that communicate, and on a CPU of operations of backends."""
 
 
 def keep_trace(plain: Path, path: Path, *, on_gpu: bool) -> Traced:
@@ -27,7 +28,7 @@ def keep_trace(plain: Path, path: Path, *, on_gpu: bool) -> Traced:
     """
     if not plain.is_file():
         raise ValueError("the program ended before its traced steps, or could not be profiled")
-    trace = json.loads(files.read(plain, most=MOST_BYTES).data)
+    trace = json.loads(files.read(plain, most=_MOST_BYTES).data)
     found = traced(trace, on_gpu=on_gpu)
     # The profiler writes the path of its file, which names folders of this machine.
     trace.pop("traceName", None)
