@@ -6,7 +6,7 @@ schedule and activation checkpointing show in the first steps, and a collective 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -86,6 +86,12 @@ def missed_uses(
     ranks. Without a loss scaler every step makes one update; with it some may be left out, not all.
     """
     rows = control.of_all([uses.samples, uses.targets, uses.updates])
+    return _missed_samples(cell, workload, steps, rows, groups) or _missed_updates(cell, steps, rows)
+
+
+def _missed_samples(
+    cell: Cell, workload: Workload, steps: int, rows: Sequence[Sequence[float]], groups: GroupLayout
+) -> str | None:
     samples = steps * cell.batch_per_replica
     asked = [(0, "samples", samples)]
     # A step, or a model that gives its loss, is given inputs and targets together; batches of a user's own
@@ -102,6 +108,10 @@ def missed_uses(
                     f"rank {rank} used {row[column]:.0f} {unit} in {steps} measured steps, "
                     f"and its replica's batches hold {expected}"
                 )
+    return None
+
+
+def _missed_updates(cell: Cell, steps: int, rows: Sequence[Sequence[float]]) -> str | None:
     for rank, (_, _, updates) in enumerate(rows):
         if not updates and cell.precision == "fp16":
             return (

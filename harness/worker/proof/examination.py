@@ -38,6 +38,7 @@ from harness.worker.proof.fingerprints import compare_prints, compare_random_sta
 from harness.worker.proof.reference import (
     Beat,
     History,
+    Reference,
     Replay,
     dense,
     exact_arithmetic,
@@ -221,35 +222,55 @@ class Examination:
         promise, first = self._promise, self.setup.rank.rank == 0
         averages_all = promise.averages_all_gradients(number)
         averages = averages_all or promise.of == "gradients"
-        compares, simulates = first or not averages_all, first or each
-        start = self._state(kept=simulates)
-        if each and averages_all:
-            self._simulator.take_first_buffers(start)
-        elif each and self._alone % promise.every == 0:
-            self._common = start
+        compares = first or not averages_all
+        start = self._state(kept=first or each)
+        if each:
+            self._begin_own(start, averages_all=averages_all)
         lossy = self.setup.cell.compresses and averages
         ledger = Ledger(self.trainer.model, self._partners) if lossy else None
         step = self._train(number, start, kept=compares)
-        if each:
-            own, averaged = [self.setup.replica], self._partners.count if averages else 1
-            found, obstacle = self._simulator.replicas(step, own, averaged=averaged, replays=compares)
-        else:
-            found, obstacle = self._all_replicas(step)
-        if self.control.largest([float(simulates and found is None)])[0]:
+        found, obstacle = self._recompute(step, each=each, averages=averages, compares=compares)
+        if obstacle is not None:
             self._replayed = None
             self._update()
-            return obstacle or ("a rank could not recompute its replica" if each else "")
+            return obstacle
         findings, blurred, found = self._compared(
             step, found, ledger, average=each and averages, compares=compares
         )
-        any_blurred = bool(self.control.largest([float(blurred is not None)])[0])
-        self._findings += [one for one in findings if not any_blurred or one.of != "gradient"]
-        self._alone += not averages_all and not any_blurred
-        self._take_update(step, found if compares else None, averaged=not averages and not any_blurred)
-        if not any_blurred:
-            return None
-        elsewhere = "on another rank no simulation can distinguish a defect from rounding"
-        return blurred or (elsewhere if each else "")
+        if self.control.largest([float(blurred is not None)])[0]:
+            self._findings += [one for one in findings if one.of != "gradient"]
+            self._take_update(step, found if compares else None, averaged=False)
+            elsewhere = "on another rank no simulation can distinguish a defect from rounding"
+            return blurred or (elsewhere if each else "")
+        self._findings += findings
+        self._alone += not averages_all
+        self._take_update(step, found if compares else None, averaged=not averages)
+        return None
+
+    def _begin_own(self, start: dict[str, Tensor], *, averages_all: bool) -> None:
+        """Prepare the check of this rank's own replica, which begins the step with `start`."""
+        if averages_all:
+            self._simulator.take_first_buffers(start)
+        elif self._alone % self._promise.every == 0:
+            self._common = start
+
+    def _recompute(
+        self, step: TrainedStep, *, each: bool, averages: bool, compares: bool
+    ) -> tuple[Recomputed | None, str | None]:
+        """Have rank 0 recompute all replicas, or, if `each`, this rank its own; collective.
+
+        The second value says, on all ranks, why one of them could not; None if all could.
+        """
+        if each:
+            own, averaged = [self.setup.replica], self._partners.count if averages else 1
+            found, obstacle = self._simulator.replicas(step, own, averaged=averaged, replays=compares)
+            elsewhere = "a rank could not recompute its replica"
+        else:
+            found, obstacle = self._all_replicas(step)
+            elsewhere = ""
+        simulates = each or self.setup.rank.rank == 0
+        failed = self.control.largest([float(simulates and found is None)])[0]
+        return found, (obstacle or elsewhere) if failed else None
 
     def _all_replicas(self, step: TrainedStep) -> tuple[Recomputed | None, str]:
         """Have rank 0 recompute all replicas, in the other order of a sum if the first one does not agree."""
@@ -300,14 +321,17 @@ class Examination:
         wrong = {finding.of for finding in findings if not finding.passed}
         if wrong != {"gradient"} or exact_arithmetic(cell) or not averages_whole_gradients(cell):
             return findings, None, found
+        blurred = self._blurred(step, findings, reference)
+        return findings, blurred, replace(found, replay=self._simulator.replay(step, found.start))
+
+    def _blurred(self, step: TrainedStep, findings: list[ProofFinding], reference: Reference) -> str | None:
+        """Return why gradients that differ may be right, if rounding may explain it."""
         try:
             exact, rounded = self._simulator.off_by_rounding(step)
         except OwnCollectiveError:
-            blurred: str | None = OWN_COLLECTIVES
-        else:
-            compared = (step.gradients, reference.gradients, exact, rounded)
-            blurred = explained_by_rounding(cell, findings, *compared)
-        return findings, blurred, replace(found, replay=self._simulator.replay(step, found.start))
+            return OWN_COLLECTIVES
+        compared = (step.gradients, reference.gradients, exact, rounded)
+        return explained_by_rounding(self.setup.cell, findings, *compared)
 
     def _train(self, number: int, start: dict[str, Tensor], *, kept: bool) -> TrainedStep:
         """Have the trainer compute the gradients of a step, with the exchange; collective."""

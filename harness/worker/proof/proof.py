@@ -128,15 +128,10 @@ def prove(
         simulates = setup.rank.rank == 0 or not promise.averages_all_gradients(promise.after)
         obstacle = memory_shortage(control, trainer.parameter_bytes, copies=COPIES if simulates else 0)
         for step_checked in first_steps(trainer.model):
-            if obstacle is None and step_checked:
-                obstacle = examination.check()
-            elif step_checked and examination.step and not cannot_sample(setup.cell):
-                # The very first step is not sampled: the record has its time and memory, without those of
-                # projections.
-                examination.sample()
+            if step_checked:
+                obstacle = _check_or_sample(examination, obstacle)
             else:
-                seed_step(setup.cell.seed, examination.step, setup.replica)
-                examination.pass_over()
+                _take_unchecked(examination)
             examination.first.is_over()
             beat()
         found = examination.close()
@@ -146,6 +141,24 @@ def prove(
         if proof.passed or proof.method != "serial-simulation":
             return proof
         return msgspec.structs.replace(proof, detail=proof.detail + own_code_cause(setup))
+
+
+def _check_or_sample(examination: Examination, obstacle: str | None) -> str | None:
+    """Take a step with the strongest check there is; return the obstacle to a simulation, if any."""
+    if obstacle is None:
+        return examination.check()
+    if examination.step and not cannot_sample(examination.setup.cell):
+        # The very first step is not sampled: the record has its time and memory, without those of
+        # projections.
+        examination.sample()
+    else:
+        _take_unchecked(examination)
+    return obstacle
+
+
+def _take_unchecked(examination: Examination) -> None:
+    seed_step(examination.setup.cell.seed, examination.step, examination.setup.replica)
+    examination.pass_over()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,26 +240,10 @@ def _pass_over(examination: Examination, steps: int, beat: Beat) -> None:
 
 def _late(examination: Examination, fewest: int, longest_s: float, obstacle: str | None) -> LateProof:
     """Check steps from this one on, a multiple of `fewest`; `obstacle` says why none can be recomputed."""
-    cell, control = examination.setup.cell, examination.control
-    by_each = _each_simulates(cell)
-    first, steps, spent_s = examination.step, 0, 0.0
-    began = time.perf_counter()
-    # Replicas may differ within a period, so that whole periods are checked.
-    while obstacle is None and (
-        steps % fewest
-        or not steps
-        or (steps + fewest <= LATE_STEPS and spent_s * (steps + fewest) / steps <= longest_s)
-    ):
-        try:
-            obstacle = examination.check(by_each=by_each)
-        except DivergedError:
-            # On all ranks: targets that a model does not expect may be more than its learning rate bears.
-            obstacle = DIVERGED
-        examination.beat()
-        if obstacle is None:
-            steps += 1
-            [spent_s] = control.largest([time.perf_counter() - began])
-    if obstacle not in (None, DIVERGED) and not steps and not cannot_sample(cell):
+    first, steps = examination.step, 0
+    if obstacle is None:
+        steps, obstacle = _check_late(examination, fewest, longest_s)
+    if obstacle not in (None, DIVERGED) and not steps and not cannot_sample(examination.setup.cell):
         first = examination.step
         try:
             examination.sample()
@@ -264,6 +261,29 @@ def _late(examination: Examination, fewest: int, longest_s: float, obstacle: str
     sampled = found.sampled > 0 and (found.smallest <= 1 or failed is not None)
     steps = 1 if sampled else steps
     return LateProof(first=first, steps=steps, failure=failed, obstacle=obstacle, sampled=sampled)
+
+
+def _check_late(examination: Examination, fewest: int, longest_s: float) -> tuple[int, str | None]:
+    """Check whole periods of `fewest` steps, within which replicas may differ. Returns the number of steps,
+    and the obstacle to the next one, if any."""
+    by_each = _each_simulates(examination.setup.cell)
+    began, steps, spent_s = time.perf_counter(), 0, 0.0
+    while (
+        steps % fewest
+        or not steps
+        or (steps + fewest <= LATE_STEPS and spent_s * (steps + fewest) / steps <= longest_s)
+    ):
+        try:
+            obstacle = examination.check(by_each=by_each)
+        except DivergedError:
+            # On all ranks: targets that a model does not expect may be more than its learning rate bears.
+            obstacle = DIVERGED
+        examination.beat()
+        if obstacle is not None:
+            return steps, obstacle
+        steps += 1
+        [spent_s] = examination.control.largest([time.perf_counter() - began])
+    return steps, None
 
 
 @contextmanager

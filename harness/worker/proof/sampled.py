@@ -158,11 +158,7 @@ class Sampling:
         Returns None for a step with a gradient that is not finite, which the loss scaler leaves out, if a
         parameter could not be watched, and if the ranks draw different vectors.
         """
-        # Ranks on devices of two kinds may draw different vectors from one seed: a GPU's generator divides a
-        # vector among as many threads as it has, and a CPU's kernels depend on its instructions.
-        drawn = self._generator("")
-        vectors = [("", _normal(drawn, PIECE)) for _ in range(2)]
-        if not self._control.agree(hash_number(vectors)):
+        if not self._draw_alike():
             return None
         sizes: dict[str, int] = {}
         left: dict[str, Tensor] = {}
@@ -171,7 +167,7 @@ class Sampling:
             self._roundoff = max(self._roundoff, torch.finfo(value.dtype).eps / 2)
         names = [name for name, _ in self._model.bare.named_parameters()]
         nothing = torch.zeros(_ROW, dtype=torch.float64)
-        own = torch.stack([self._rows[name].cpu() if name in self._rows else nothing for name in names])
+        own = torch.stack([self._rows.get(name, nothing).cpu() for name in names])
         watched = torch.tensor([[float(name in self._watched)] for name in names], dtype=torch.float64)
         total = self._control.sum_of_all(torch.cat([own, watched], dim=1))
         replicas = self._cell.replicas
@@ -185,6 +181,16 @@ class Sampling:
                 findings.append(finding)
                 smallest = max(smallest, size)
         return Sampled(findings=findings, smallest=smallest)
+
+    def _draw_alike(self) -> bool:
+        """Return whether all ranks draw the same vectors; collective.
+
+        Ranks on devices of two kinds may draw different vectors from one seed: a GPU's generator divides a
+        vector among as many threads as it has, and a CPU's kernels depend on its instructions.
+        """
+        drawn = self._generator("")
+        vectors = [("", _normal(drawn, PIECE)) for _ in range(2)]
+        return self._control.agree(hash_number(vectors))
 
     def _compared(
         self, name: str, mean: Tensor, left: Tensor | None, size: int

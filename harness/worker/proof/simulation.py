@@ -69,8 +69,10 @@ def memory_shortage(control: Control, parameter_bytes: int, *, copies: int) -> s
     figures = device_of(control.device).memory()
     free = math.inf if figures is None else figures.free + figures.reserved - figures.allocated
     rows = [row for row in control.of_all([host_number(), available_bytes(), copies, free]) if row[2]]
-    for host in dict.fromkeys(row[0] for row in rows):
-        here = [row for row in rows if row[0] == host]
+    hosts: dict[float, list[list[float]]] = {}
+    for row in rows:
+        hosts.setdefault(row[0], []).append(row)
+    for here in hosts.values():
         needed, left = parameter_bytes * sum(row[2] for row in here), min(row[1] for row in here)
         if needed > left:
             return (
@@ -163,19 +165,11 @@ class Simulator:
         step itself, the ranks simulate one replica each. They do so too if the model calls collectives, which
         need all their ranks.
         """
-        first, replicas = self._setup.rank.rank == 0, self._setup.cell.replicas
+        replicas = self._setup.cell.replicas
         found, obstacle = None, ""
         if self._replica_s is None:
-            if first and replicas * self.least_s > self._longest_s:
-                self._replica_s = self.least_s
-            elif first:
-                try:
-                    with no_collectives():
-                        found, obstacle = self.replicas(step, range(replicas))
-                except OwnCollectiveError:
-                    obstacle = OWN_COLLECTIVES
-                    if self._setup.cell.model_parallel == 1:
-                        self._replica_s = self.least_s + ONCE_S
+            if self._setup.rank.rank == 0:
+                found, obstacle = self._by_first(step)
             self._replica_s = self._control.from_first(self._replica_s or 0.0) or None
             if self._replica_s is None:
                 return found, obstacle
@@ -184,6 +178,21 @@ class Simulator:
             shared = f", and about {shared_s:.0f} s shared out over {replicas} ranks" if replicas > 1 else ""
             return None, _too_long(replicas * self._replica_s) + shared
         return self._by_all_ranks(step)
+
+    def _by_first(self, step: TrainedStep) -> tuple[Recomputed | None, str]:
+        """Do the work of `all_replicas` on this rank; where each rank is to simulate its own replica, set
+        `_replica_s`."""
+        replicas = self._setup.cell.replicas
+        if replicas * self.least_s > self._longest_s:
+            self._replica_s = self.least_s
+            return None, ""
+        try:
+            with no_collectives():
+                return self.replicas(step, range(replicas))
+        except OwnCollectiveError:
+            if self._setup.cell.model_parallel == 1:
+                self._replica_s = self.least_s + ONCE_S
+            return None, OWN_COLLECTIVES
 
     def replicas(
         self, step: TrainedStep, replicas: Sequence[int], *, averaged: int | None = None, replays: bool = True
