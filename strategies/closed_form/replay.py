@@ -147,37 +147,74 @@ def _wall_s(
     `times` are the seconds of each operation while no other runs.
     """
     end = factor * compute_s
-    ready = [min(end, factor * each.ready_s) for each in operations]
-    needed = [min(end, factor * max(each.ready_s, each.needed_s)) for each in operations]
-    left = [*times, 0.0]
-    to_come = sorted(range(len(times)), key=ready.__getitem__)[::-1]
-    blocking = -1
-    queues: dict[Dimension, deque[int]] = defaultdict(deque)
-    deadlines: list[tuple[float, int]] = []
+    line = _Line(operations, times, at_once, end, factor)
     now = computed = 0.0
-    while to_come or deadlines or computed < end:
-        # A thread that waits for an operation begins no other.
-        while to_come and ready[to_come[-1]] <= computed and left[blocking] <= _DONE_S:
-            index = to_come.pop()
-            blocking = index if operations[index].blocks else blocking
-            queues[operations[index].dimension].append(index)
-            heappush(deadlines, (needed[index], index))
-        running = [index for queue in queues.values() for index in islice(queue, at_once)]
-        goal = min(end, ready[to_come[-1]] if to_come else end, deadlines[0][0] if deadlines else end)
+    while line.to_come or line.deadlines or computed < end:
+        line.begin(computed)
+        running = line.running()
+        goal = min(end, line.next_event())
         # Computation stands still where an operation is needed.
         ahead = max(0.0, goal - computed)
-        first = min((left[index] for index in running), default=inf) * len(running)
+        first = min((line.left[index] for index in running), default=inf) * len(running)
         passed = min(ahead, first) if ahead and running else ahead or first
         now += passed
         if ahead:
             computed = goal if passed == ahead else computed + passed
-        for index in running:
-            left[index] -= passed / len(running)
-            if left[index] <= _DONE_S:
-                queues[operations[index].dimension].remove(index)
-        while deadlines and left[deadlines[0][1]] <= _DONE_S:
-            heappop(deadlines)
+        line.advance(running, passed)
     return now
+
+
+class _Line:
+    """The operations of a step whose computation ends at `end`, each by its index."""
+
+    def __init__(
+        self,
+        operations: Sequence[Operation],
+        times: Sequence[float],
+        at_once: int,
+        end: float,
+        factor: float,
+    ) -> None:
+        self._operations, self._at_once = operations, at_once
+        self._ready = [min(end, factor * each.ready_s) for each in operations]
+        self._needed = [min(end, factor * max(each.ready_s, each.needed_s)) for each in operations]
+        self.left = [*times, 0.0]
+        """Seconds that each operation still takes; the last one is that of no operation."""
+        self.to_come = sorted(range(len(times)), key=self._ready.__getitem__)[::-1]
+        """Operations that have not begun, the next one at the end."""
+        self.deadlines: list[tuple[float, int]] = []
+        """A heap of the operations under way, by the place where computation needs them."""
+        self._blocking = -1
+        self._queues: dict[Dimension, deque[int]] = defaultdict(deque)
+
+    def begin(self, computed: float) -> None:
+        """Begin what can begin; a thread that waits for an operation begins no other."""
+        while self.to_come and self._ready[self.to_come[-1]] <= computed and self._waits_for_none():
+            index = self.to_come.pop()
+            if self._operations[index].blocks:
+                self._blocking = index
+            self._queues[self._operations[index].dimension].append(index)
+            heappush(self.deadlines, (self._needed[index], index))
+
+    def _waits_for_none(self) -> bool:
+        return self.left[self._blocking] <= _DONE_S
+
+    def running(self) -> list[int]:
+        return [index for queue in self._queues.values() for index in islice(queue, self._at_once)]
+
+    def next_event(self) -> float:
+        """Return the place on the computation where the next operation can begin, or one is needed."""
+        begins = self._ready[self.to_come[-1]] if self.to_come else inf
+        return min(begins, self.deadlines[0][0] if self.deadlines else inf)
+
+    def advance(self, running: Sequence[int], passed: float) -> None:
+        """Let `passed` seconds go by for operations that share the network."""
+        for index in running:
+            self.left[index] -= passed / len(running)
+            if self.left[index] <= _DONE_S:
+                self._queues[self._operations[index].dimension].remove(index)
+        while self.deadlines and self.left[self.deadlines[0][1]] <= _DONE_S:
+            heappop(self.deadlines)
 
 
 def operations_of(terms: Iterable[Term], work: Work, groups: GroupLayout, node_size: int) -> list[Operation]:
