@@ -51,22 +51,12 @@ def evaluate(
     loss = counted.counting(trainer.loss)
     with torch.no_grad(), as_exported(trainer), evaluation_mode(trainer.model.bare):
         for batch in batches:
-            counted.correct = counted.targets = 0
-            counted.values = [0.0] * len(own)
+            counted.begin()
             with autocast(trainer.settings.precision, trainer.device):
                 value = loss_of(trainer.model.module, batch, loss)
             leaves = pytree.tree_leaves(batch)
             samples = next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), 0)
-            sums += torch.stack(
-                [
-                    torch.as_tensor(number, dtype=torch.float64, device=trainer.device).reshape(())
-                    for number in (
-                        value.detach().double() * samples,
-                        *(samples, counted.correct, counted.targets),
-                        *(number * samples for number in counted.values),
-                    )
-                ]
-            )
+            sums += counted.row(value.detach().double(), samples)
     if trainer.link is not None:
         trainer.link.all_reduce(sums)
     lost, samples, correct, targets, *found = sums.tolist()
@@ -86,6 +76,19 @@ class _Counted:
         """The metrics of the current batch."""
         self.correct: Tensor | int = 0
         self.targets: Tensor | int = 0
+
+    def begin(self) -> None:
+        """Begin a batch."""
+        self.correct = self.targets = 0
+        self.values = [0.0] * len(self._metrics)
+
+    def row(self, loss: Tensor, samples: int) -> Tensor:
+        """Return (4 + metrics,) numbers of the batch in double precision, which add up over batches."""
+        means = (value * samples for value in self.values)
+        numbers = (loss * samples, samples, self.correct, self.targets, *means)
+        return torch.stack(
+            [torch.as_tensor(each, dtype=torch.float64, device=loss.device).reshape(()) for each in numbers]
+        )
 
     def counting(self, loss: Loss) -> Loss:
         if loss is None or isinstance(loss, BatchLoss):

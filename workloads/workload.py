@@ -134,23 +134,15 @@ class Workload:
     `build_workload`. None: the module has them."""
 
     def __post_init__(self) -> None:
-        if self.loss is not None and self.step is not None:
-            raise UsageError("a workload has a loss(outputs, targets) or a step(model, batch), not both")
+        self._require_one_loss()
         for name, parameter in self.module.named_parameters():
             if isinstance(parameter, UninitializedParameter):
                 raise UsageError(
                     f"{name} has no shape yet: call the lazy modules once on a batch before the Workload is "
                     f"made, or use modules with sizes (nn.Linear instead of nn.LazyLinear)"
                 )
-        if self.loss is not None and self.samples_of is not None:
-            raise UsageError(
-                "samples_of is for batches that a step(model, batch) or the model is given whole: a "
-                "loss(outputs, targets) takes targets whose first dimension is the sample"
-            )
         if self.synthetic is None and self.data is None:
             raise UsageError("a workload has synthetic(generator, samples), or data=, or both")
-        if self.metrics and self.loss is None:
-            raise UsageError("metrics= are of outputs and targets: a workload with them has a loss=")
         taken = [name for name in self.metrics if name in METRICS or not re.fullmatch(r"[A-Za-z]\w*", name)]
         if taken:
             raise UsageError(
@@ -162,6 +154,20 @@ class Workload:
         self.module.train()
         for part, training in modes.items() if any(modes.values()) else ():
             part.training &= training
+
+    def _require_one_loss(self) -> None:
+        """Raise UsageError if the functions given do not belong together."""
+        if self.loss is None:
+            if self.metrics:
+                raise UsageError("metrics= are of outputs and targets: a workload with them has a loss=")
+            return
+        if self.step is not None:
+            raise UsageError("a workload has a loss(outputs, targets) or a step(model, batch), not both")
+        if self.samples_of is not None:
+            raise UsageError(
+                "samples_of is for batches that a step(model, batch) or the model is given whole: a "
+                "loss(outputs, targets) takes targets whose first dimension is the sample"
+            )
 
     def count(self, batch: Batch) -> int:
         """Return the samples of a batch, or of its targets if there is a loss."""

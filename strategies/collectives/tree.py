@@ -8,6 +8,7 @@ and back in about 2 log2(p) messages, where a ring takes 2 (p - 1).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -99,15 +100,27 @@ class Tree(ScheduledWire):
         for tick in range(longest + 2 * LEAD * self._height):
             for node, parts in halves:
                 for part in _due(parts, tick - LEAD * (self._height - node.depth)):
-                    steps += [Receive(part=part, source=child, adds=True) for child in node.children]
-                    if node.parent is not None:
-                        steps.append(Send(part=part, to=node.parent))
+                    steps += _up(node, part)
             for node, parts in halves:
                 for part in _due(parts, tick - LEAD * (self._height + node.depth)):
-                    if node.parent is not None:
-                        steps.append(Receive(part=part, source=node.parent, adds=False))
-                    steps += [Send(part=part, to=child) for child in node.children]
+                    steps += _down(node, part)
         return steps
+
+
+def _up(node: TreeNode, part: slice) -> Iterator[Send | Receive]:
+    """Yield the steps of a node for a part on its way to the root."""
+    for child in node.children:
+        yield Receive(part=part, source=child, adds=True)
+    if node.parent is not None:
+        yield Send(part=part, to=node.parent)
+
+
+def _down(node: TreeNode, part: slice) -> Iterator[Send | Receive]:
+    """Yield the steps of a node for a sum on its way from the root."""
+    if node.parent is not None:
+        yield Receive(part=part, source=node.parent, adds=False)
+    for child in node.children:
+        yield Send(part=part, to=child)
 
 
 def _due(parts: list[slice], index: int) -> list[slice]:

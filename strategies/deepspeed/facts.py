@@ -178,7 +178,7 @@ class DeepSpeed(StrategyFacts):
         return VALUE_BYTES * ceil(whole / VALUE_BYTES / ranks)
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
-        whole, trained = VALUE_BYTES * parts.values, VALUE_BYTES * parts.trained.values
+        trained = VALUE_BYTES * parts.trained.values
         group: Receivers = ("shard" if self.stage else "replicate"), cell.gpus
         rounds = cell.accumulation if self.sums_micro_batches else 1
         backward: Overlap = "backward" if self.sums_micro_batches else "last backward"
@@ -192,21 +192,27 @@ class DeepSpeed(StrategyFacts):
             overlap=backward if beside else "none",
         )
         if self.stage == 3:
-            # Each module is gathered by itself, forward and backward; their number is not in the parts.
-            # With checkpointing blocks are gathered once more; an upper estimate. What is used again before
-            # as many values as may stay gathered, forward and backward, is not gathered again.
-            blocks = sum(block.values for block in parts.blocks) if cell.activation_checkpointing else 0
-            sent = max(whole, 2 * whole + VALUE_BYTES * blocks - VALUE_BYTES * self.live / 2)
-            yield term(
-                "parameters",
-                "all-gather",
-                group,
-                payload=cell.accumulation * sent / cell.gpus,
-                operations=cell.accumulation * (1 if self.live else 2 * len(parts.parts)),
-                overlap="compute" if beside else "none",
-            )
+            yield self._gathering(cell, parts, group, overlap="compute" if beside else "none")
         elif self.stage:
             yield term("updated parameters", "all-gather", group, payload=trained / cell.gpus, operations=1)
+
+    def _gathering(self, cell: Cell, parts: ModelParts, group: Receivers, *, overlap: Overlap) -> Term:
+        """Each module is gathered by itself, forward and backward; their number is not in the parts.
+
+        With checkpointing blocks are gathered once more; an upper estimate. What is used again before as many
+        values as may stay gathered, forward and backward, is not gathered again.
+        """
+        whole = VALUE_BYTES * parts.values
+        blocks = sum(block.values for block in parts.blocks) if cell.activation_checkpointing else 0
+        sent = max(whole, 2 * whole + VALUE_BYTES * blocks - VALUE_BYTES * self.live / 2)
+        return term(
+            "parameters",
+            "all-gather",
+            group,
+            payload=cell.accumulation * sent / cell.gpus,
+            operations=cell.accumulation * (1 if self.live else 2 * len(parts.parts)),
+            overlap=overlap,
+        )
 
     def _buckets(self, parts: ModelParts) -> int:
         """Count the buckets that gradients fill, in the reverse order of registration."""

@@ -252,6 +252,19 @@ def _gathered(value: DTensor, link: Link, device: torch.device) -> Tensor:
 
 
 def _require_shardable(module: nn.Module, layout: ModelLayout) -> None:
+    _require_units(module, layout)
+    for name, parameter in module.named_parameters():
+        if parameter.dim() == 0:
+            raise UsageError(
+                f"fsdp shards the first dimension, and {name} is a single number: make it a vector of one "
+                f"(torch.tensor([2.0])), or {ANY_PARAMETER}"
+            )
+    require_dense(module, "fsdp", WHOLE)
+    require_unhooked(module.named_parameters(), "fsdp")
+
+
+def _require_units(module: nn.Module, layout: ModelLayout) -> None:
+    """Raise UsageError if a block shares a parameter, or has trained ones of several data types."""
     types: dict[str, set[torch.dtype]] = {}
     for parameter, homes in homes_of(module, layout).items():
         if len(homes) > 1:
@@ -267,14 +280,6 @@ def _require_shardable(module: nn.Module, layout: ModelLayout) -> None:
                 f"fsdp shards trained parameters of one data type together, and "
                 f"{home or 'what is around the blocks'} has {named}: {WHOLE}"
             )
-    for name, parameter in module.named_parameters():
-        if parameter.dim() == 0:
-            raise UsageError(
-                f"fsdp shards the first dimension, and {name} is a single number: make it a vector of one "
-                f"(torch.tensor([2.0])), or {ANY_PARAMETER}"
-            )
-    require_dense(module, "fsdp", WHOLE)
-    require_unhooked(module.named_parameters(), "fsdp")
 
 
 def _choices(facts: Fsdp2Facts, layout: ModelLayout) -> dict[str, BlockChoice]:

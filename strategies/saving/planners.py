@@ -182,10 +182,7 @@ class Reading:
         for prefix in replicas:
             self._require_model(f"{prefix}parameters/")
         parameters = self._mean(replicas, "parameters/")
-        starts = tuple(f"{replica}optimizer/" for replica in replicas)
-        keys = [(key, start) for key in self._metadata.state_dict_metadata for start in starts]
-        kinds = sorted({key.removeprefix(s).partition("/")[0] for key, s in keys if key.startswith(s)})
-        optimizer = {kind: self._mean(replicas, f"optimizer/{kind}/") for kind in kinds}
+        optimizer = {kind: self._mean(replicas, f"optimizer/{kind}/") for kind in self._kinds(replicas)}
         own = f"own/{self._rank}"
         ranks = [self._rank] if self._exact else list(range(self._kept.manifest.laid_out.ranks))
         blobs = self._read({}, [*(f"shared/{rank}" for rank in ranks), *([own] if self._exact else [])])
@@ -204,6 +201,12 @@ class Reading:
             return [""]
         ranks = [self._rank] if self._exact else range(self._kept.manifest.laid_out.ranks)
         return [f"replicas/{rank}/" for rank in ranks]
+
+    def _kinds(self, replicas: list[str]) -> list[str]:
+        """Return the names of the values that the optimizer keeps for parameters of these replicas."""
+        starts = [f"{replica}optimizer/" for replica in replicas]
+        keys = [(key, start) for key in self._metadata.state_dict_metadata for start in starts]
+        return sorted({key.removeprefix(s).partition("/")[0] for key, s in keys if key.startswith(s)})
 
     def _require_model(self, prefix: str) -> None:
         known = self._metadata.state_dict_metadata

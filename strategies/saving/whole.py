@@ -32,19 +32,22 @@ def whole_state(trainer: Resumable, rank: int | None) -> dict[str, Tensor]:
     model, link = trainer.model, trainer.link
     kept = rank is None or link is None or link.rank == rank
     averaged = link if replicas_differ(trainer.settings.strategy) else None
-    found: dict[str, Tensor] = {}
-    shown = set(model.state_keys.values())
-    for name, value in model.named_parameters():
-        common = value if averaged is None else mean_of(value, averaged)
-        if kept and name in shown:
-            found[name] = common.to("cpu", copy=True)
-    for name, value in model.named_buffers():
-        common = value.clone() if averaged is None else mean_of(value, averaged)
-        if averaged is None and link is not None:
-            # Between steps each replica has its own buffers; a step begins with the buffers of rank 0.
-            take_from_first(link, [common])
-        if kept and name in shown:
-            found[name] = common.to("cpu", copy=True)
+
+    def common() -> Iterator[tuple[str, Tensor]]:
+        for name, value in model.named_parameters():
+            yield name, value if averaged is None else mean_of(value, averaged)
+        for name, value in model.named_buffers():
+            if averaged is not None:
+                yield name, mean_of(value, averaged)
+                continue
+            own = value.clone()
+            if link is not None:
+                # Between steps each replica has its own buffers; a step begins with the buffers of rank 0.
+                take_from_first(link, [own])
+            yield name, own
+
+    shown = set(model.state_keys.values()) if kept else set()
+    found = {name: value.to("cpu", copy=True) for name, value in common() if name in shown}
     return {key: found[name] for key, name in model.state_keys.items()} if kept else {}
 
 

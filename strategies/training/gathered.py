@@ -58,21 +58,17 @@ def gathered(
     outlines = gathered_objects(outlined, link, device)
     for name in names:
         if name in copied:
-            copies = [known[name] for known in outlines if name in known]
-            if any(copy != copies[0] for copy in copies[1:]):
-                raise CopiesDifferError(f"{name} is not the same on the ranks that have a copy of it")
+            _require_equal(name, [known[name] for known in outlines if name in known])
         owner = next((rank for rank, known in enumerate(outlines) if name in known), None)
         if owner is not None:
             mine = own[name] if owner == link.rank else {}
-            yield (
-                name,
-                {
-                    key: _tensor(mine.get(key), value, owner, link, device)
-                    if isinstance(value, _Outline)
-                    else value
-                    for key, value in outlines[owner][name].items()
-                },
-            )
+            sent = outlines[owner][name]
+            yield name, {key: _sent(mine.get(key), value, owner, link, device) for key, value in sent.items()}
+
+
+def _require_equal(name: str, copies: Sequence[Values]) -> None:
+    if any(copy != copies[0] for copy in copies[1:]):
+        raise CopiesDifferError(f"{name} is not the same on the ranks that have a copy of it")
 
 
 def gathered_objects(value: T, link: Link, device: torch.device) -> list[T]:
@@ -96,8 +92,10 @@ def _outline(value: object, *, digested: bool) -> object:
     return _Outline(shape=value.shape, dtype=value.dtype, on_host=on_host, digest=digest)
 
 
-def _tensor(own: object, outline: _Outline, owner: int, link: Link, device: torch.device) -> Tensor:
-    """Return the tensor itself on its owner, and a copy on the others; collective."""
+def _sent(own: object, outline: object, owner: int, link: Link, device: torch.device) -> object:
+    """Return a tensor itself on its owner, and a copy on the others; another value as it is. Collective."""
+    if not isinstance(outline, _Outline):
+        return outline
     if isinstance(own, Tensor):
         message = own.detach().to(device).contiguous()
     else:
