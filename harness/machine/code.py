@@ -178,17 +178,22 @@ def packages_of(cells: Collection[Cell], *orders: Order | None) -> dict[str, str
         for name in sorted({split(text)[0] for text in named})
         if name in catalog.offered and not catalog.offered[name].own
     }
-    kinds = extensions("kind")
-    for name in sorted({order.kind for order in orders if order is not None}):
-        if name in kinds:
-            found[f"kind {name}"] = kinds[name].code
-        elif (home := home_of_kind(name)) is not None:
-            found[f"kind {name}"] = f"bench {VERSION} {code_hash(checkout(), (home,))}"
+    found |= _codes_of_kinds({order.kind for order in orders if order is not None})
     named = {split(cell.strategy)[0] for cell in cells}
     for facts in STRATEGIES.all_facts:
         if facts.engine is not None and facts.name in named:
             # The hash of an extension covers the release that it states, and is known before its import.
             found.setdefault(f"{STRATEGIES.kind} {facts.name}", facts.engine.code)
+    return found
+
+
+def _codes_of_kinds(names: Collection[str]) -> dict[str, str]:
+    kinds, found = extensions("kind"), {}
+    for name in sorted(names):
+        if name in kinds:
+            found[f"kind {name}"] = kinds[name].code
+        elif (home := home_of_kind(name)) is not None:
+            found[f"kind {name}"] = f"bench {VERSION} {code_hash(checkout(), (home,))}"
     return found
 
 

@@ -149,15 +149,7 @@ class Check:
         if workload.synthetic is None and self._request.dataset is None:
             self._dataset = Own.name
             setup = self._setup(BASELINE_STRATEGY, 1)
-        named = list(workload.module.parameters())
-        self._say(
-            module=type(workload.module).__name__,
-            parameters=sum(parameter.numel() for parameter in named),
-            trained=sum(parameter.numel() for parameter in named if parameter.requires_grad),
-            parameter_bytes=sum(parameter.nbytes for parameter in named),
-            trained_bytes=sum(parameter.nbytes for parameter in named if parameter.requires_grad),
-            blocks=_layout(workload).blocks,
-        )
+        self._say_sizes(workload)
         batches = setup.batches(workload, 0)
         first = next(batches)
         self._say(
@@ -182,6 +174,18 @@ class Check:
         self._say(notes=tuple(note for note in notes if note is not None)[:1])
         read_epoch(setup.data_request(workload, 0))
         self._count_flops()
+
+    def _say_sizes(self, workload: Workload) -> None:
+        named = list(workload.module.parameters())
+        trained = [parameter for parameter in named if parameter.requires_grad]
+        self._say(
+            module=type(workload.module).__name__,
+            parameters=sum(parameter.numel() for parameter in named),
+            trained=sum(parameter.numel() for parameter in trained),
+            parameter_bytes=sum(parameter.nbytes for parameter in named),
+            trained_bytes=sum(parameter.nbytes for parameter in trained),
+            blocks=_layout(workload).blocks,
+        )
 
     def _count_flops(self) -> None:
         request = self._request
@@ -316,12 +320,9 @@ def uneven(workload: Workload, batch: Batch, samples: int) -> str | None:
     Return None as well if this comparison is impossible: the batch cannot be halved, or the loss draws random
     numbers or cannot be computed in evaluation mode.
     """
-    leaves, form = pytree.tree_flatten(batch)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
-    if samples % 2 or any(len(tensor) != samples for tensor in tensors):
+    batches = [batch, *_halves(batch, samples)]
+    if len(batches) == 1:
         return None
-    halved = [leaf.chunk(2) if isinstance(leaf, Tensor) and leaf.dim() else (leaf, leaf) for leaf in leaves]
-    batches = [batch, *(pytree.tree_unflatten([pair[half] for pair in halved], form) for half in (0, 1))]
     drawn = torch.get_rng_state()
     try:
         with torch.no_grad(), evaluation_mode(workload.module):
@@ -338,6 +339,16 @@ def uneven(workload: Workload, batch: Batch, samples: int) -> str | None:
         f"differs from a mean over samples (padded tokens, a sum, terms across the batch), so that results "
         f"depend on how a batch is divided over ranks and micro-batches"
     )
+
+
+def _halves(batch: Batch, samples: int) -> list[Batch]:
+    """Return the two halves of a batch; nothing if it cannot be halved."""
+    leaves, form = pytree.tree_flatten(batch)
+    along = [isinstance(leaf, Tensor) and leaf.dim() > 0 for leaf in leaves]
+    if samples % 2 or any(len(leaf) != samples for leaf, has in zip(leaves, along, strict=True) if has):
+        return []
+    halved = [leaf.chunk(2) if has else (leaf, leaf) for leaf, has in zip(leaves, along, strict=True)]
+    return [pytree.tree_unflatten(half, form) for half in zip(*halved, strict=True)]
 
 
 def read_epoch(request: DataRequest) -> None:

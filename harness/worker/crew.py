@@ -207,20 +207,25 @@ def _run_slot(study: Study, around: RankContext, slot: Slot) -> tuple[Outcome, b
     around.log.event("recorded", run=slot.run_id, outcome=record.outcome, reason=record.reason)
     if record.outcome in STARTS_AFRESH:
         return record.outcome, True
-    reason = None
     if around.forked:
         # A forked process ends after this run. Later repeats rely on the proof of the first one.
         reason = None if record.outcome is Outcome.OK else "the run failed"
     else:
         tear_down(around.device)
-        if around.launch.forks:
-            reason = "this process was not forked"
-        elif (run.model is not None and run.model() is not None) or fragmented(around.device):
-            reason = "the last run left memory behind"
+        reason = _unfit(run, around)
     stops = bool(around.control.largest([float(reason is not None)])[0])
     if stops:
         around.log.event("stopped", reason=f"{reason or 'another rank says so'}; the rest starts afresh")
     return record.outcome, stops
+
+
+def _unfit(run: Run, around: RankContext) -> str | None:
+    """Return why this process, which was not forked, runs no other slot after `run`; None if it may."""
+    if around.launch.forks:
+        return "this process was not forked"
+    if (run.model is not None and run.model() is not None) or fragmented(around.device):
+        return "the last run left memory behind"
+    return None
 
 
 def _evidence(launch: Launch, rank: Rank, device: torch.device, cores: tuple[int, ...]) -> Evidence:

@@ -193,17 +193,17 @@ def _weights(module: nn.Module, layout: ModelLayout) -> tuple[Mapping[int | str,
     """Return the parameters of each part, each where it is registered first, and how many values of them the
     head shares with the stem."""
     found: dict[int | str, list[Weight]] = {}
-    places = {f"{name}.": place for place, name in enumerate(layout.blocks)}
+    places: dict[str, int | str] = {f"{name}.": place for place, name in enumerate(layout.blocks)}
     ends = {id(each) for name in layout.head for each in module.get_submodule(name).parameters()}
     shared = 0
     for name, parameter in module.named_parameters():
-        block = next((place for prefix, place in places.items() if name.startswith(prefix)), None)
         in_stem = any(name.startswith(f"{stem}.") for stem in layout.stem)
-        key = ("stem" if in_stem else "head") if block is None else block
+        around = "stem" if in_stem else "head"
+        key = next((place for prefix, place in places.items() if name.startswith(prefix)), around)
         # A parameter of another type counts as the number of single-precision values that its bytes hold.
         values = parameter.nbytes // VALUE_BYTES
-        rows = min(parameter.shape[0] if parameter.dim() else 1, values)
-        columns, trained = values // rows if rows else 0, parameter.requires_grad
+        rows = min((*parameter.shape, 1)[0], values)
+        columns, trained = values // max(rows, 1), parameter.requires_grad
         found.setdefault(key, []).append(Weight(rows=rows, columns=columns, trained=trained))
         shared += values if in_stem and id(parameter) in ends else 0
     return found, shared

@@ -114,17 +114,20 @@ class Samples:
             else:
                 series[name] = column
         if "throttle_reasons" in series:
-            series["throttled"] = [
-                None if mask is None else float(int(mask) & THROTTLING != 0)
-                for mask in series["throttle_reasons"]
-            ]
+            series["throttled"] = _of_known(
+                series["throttle_reasons"], lambda mask: float(int(mask) & THROTTLING != 0)
+            )
         return Telemetry(
             at_ms=[round((at - start_ns) / 1e6) for at in at_ns],
             series={
-                name: [None if value is None else round(value, DECIMALS.get(name, 0)) for value in values]
+                name: _of_known(values, partial(round, ndigits=DECIMALS.get(name, 0)))
                 for name, values in series.items()
             },
         )
+
+
+def _of_known(column: Column, function: Callable[[float], float]) -> Column:
+    return [None if value is None else function(value) for value in column]
 
 
 def rates(at_ns: Sequence[int], counts: Sequence[float | None]) -> Column:

@@ -53,6 +53,14 @@ class ProofFailedError(Exception):
     """The cell does not train as its reference does; raised on all ranks."""
 
 
+_BY_TYPE: dict[type[Exception], Outcome] = {
+    DivergedError: Outcome.DIVERGED,
+    # A refusal, as of a plan, that only the model's code could decide.
+    UsageError: Outcome.SKIPPED,
+    ProofFailedError: Outcome.PROOF_FAILED,
+}
+
+
 def classify(error: BaseException) -> tuple[Outcome, str]:
     """Return the outcome of an error, and one line that says why."""
     if isinstance(error, SystemExit):
@@ -63,18 +71,16 @@ def classify(error: BaseException) -> tuple[Outcome, str]:
     if _disk_is_full(error):
         # Not the cell's fault: the cell is run again when the disk has room.
         return Outcome.CANCELLED, f"the disk is full: {reason}"
-    if isinstance(error, DivergedError):
-        return Outcome.DIVERGED, text
-    if isinstance(error, UsageError):
-        # A refusal, as of a plan, that only the model's code could decide.
-        return Outcome.SKIPPED, text
-    if isinstance(error, ProofFailedError):
-        return Outcome.PROOF_FAILED, text
+    for kind, outcome in _BY_TYPE.items():
+        if isinstance(error, kind):
+            return outcome, text
     if out_of_memory(error):
         return Outcome.OUT_OF_MEMORY, reason
-    if isinstance(error, RuntimeError) and _NOBODY_CAME.search(said):
+    if not isinstance(error, RuntimeError):
+        return Outcome.CRASHED, reason
+    if _NOBODY_CAME.search(said):
         return Outcome.HUNG, f"a collective was not joined by all ranks in time: {reason}"
-    if isinstance(error, RuntimeError) and _PEER_LOST.search(said):
+    if _PEER_LOST.search(said):
         return Outcome.CANCELLED, f"another rank went away: {reason}"
     return Outcome.CRASHED, reason
 
