@@ -179,7 +179,7 @@ class _Line:
         self._ready = [min(end, factor * each.ready_s) for each in operations]
         self._needed = [min(end, factor * max(each.ready_s, each.needed_s)) for each in operations]
         self.left = [*times, 0.0]
-        """Seconds that each operation still takes; the last one is that of no operation."""
+        """Seconds that each operation still takes; then 0.0, for a `_blocking` of -1: none blocks."""
         self.to_come = sorted(range(len(times)), key=self._ready.__getitem__)[::-1]
         """Operations that have not begun, the next one at the end."""
         self.deadlines: list[tuple[float, int]] = []
