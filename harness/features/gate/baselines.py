@@ -170,14 +170,7 @@ def promote(
         raise UsageError("--reason is empty; say why the change is right, for whoever reads the baseline")
     if not path.is_file():
         raise UsageError(f"there is no baseline {path}; keep one with bench baseline save {name} STUDY")
-    kept, named = BASELINE.read(path), set(only)
-    chosen = {s.key: s for s in side.subjects if not named or named & _names(s)}
-    if unknown := named.difference(*map(_names, chosen.values())):
-        labels = "; ".join(subject.label for subject in side.subjects)
-        raise UsageError(f"no cell of {side.name} is called {' or '.join(sorted(unknown))}: {labels}")
-    for subject in chosen.values():
-        if subject.failed is not None:
-            raise UsageError(f"{subject.label} has no figures to accept: {subject.failed}")
+    kept, chosen = BASELINE.read(path), _chosen(side, set(only))
     before = {subject.key: subject for subject in kept.subjects}
     removed = _removed(kept, side, tuple(remove))
     changes = [(subject, _changes(before, subject)) for subject in chosen.values()]
@@ -191,15 +184,27 @@ def promote(
     origin = kept if stays else side
     merged = msgspec.structs.replace(
         kept,
-        measured_at=origin.measured_at,
-        study=origin.study,
-        commit=origin.commit,
-        dirty=origin.dirty,
+        **{name: getattr(origin, name) for name in ("measured_at", "study", "commit", "dirty")},
         subjects=tuple(subject for subject in (before | chosen).values() if subject not in removed),
         accepted=(*kept.accepted, *accepted),
     )
     _write(path, BASELINE.encode(merged))
     return path, accepted
+
+
+def _chosen(side: Baseline, named: set[str]) -> dict[str, Subject]:
+    """The subjects of `side` with one of the names, by key; without names, all.
+
+    Raises UsageError for a name that none of them has, and for a subject without figures.
+    """
+    chosen = {s.key: s for s in side.subjects if not named or named & _names(s)}
+    if unknown := named.difference(*map(_names, chosen.values())):
+        labels = "; ".join(subject.label for subject in side.subjects)
+        raise UsageError(f"no cell of {side.name} is called {' or '.join(sorted(unknown))}: {labels}")
+    for subject in chosen.values():
+        if subject.failed is not None:
+            raise UsageError(f"{subject.label} has no figures to accept: {subject.failed}")
+    return chosen
 
 
 _LABEL = re.compile(r"(?P<workload>[^,]+), (?P<exchange>.+), (?P<size>\d+ x \d+)(?:, (?P<settings>.+))?")
@@ -235,19 +240,24 @@ def _changes(before: dict[str, Subject], subject: Subject) -> dict[str, str]:
     known = before.get(subject.key)
     if known is None:
         return {"cell": "new"}
-    names = sorted(known.exact.keys() | subject.exact.keys())
-    counters = {name: (known.exact.get(name, ()), subject.exact.get(name, ())) for name in names}
     texts = dict(differing(known.facts, subject.facts))
+    for name in sorted(known.exact.keys() | subject.exact.keys()):
+        old, new = (side.exact.get(name, ()) for side in (known, subject))
+        if set(old) != set(new):
+            texts[name] = (exact_text(old), exact_text(new))
+    means = _means(known)
     texts |= {
-        name: (exact_text(old), exact_text(new))
-        for name, (old, new) in counters.items()
-        if set(old) != set(new)
+        name: (means[name], mean) for name, mean in _means(subject).items() if means.get(name, mean) != mean
     }
-    for name, metric in TIMED.items():
-        if metric.margin is not None and name in known.timed and name in subject.timed:
-            old, new = (figure_text(metric, fmean(side.timed[name])) for side in (known, subject))
-            texts |= {name: (old, new)} if old != new else {}
     return {name: f"{old} to {new}" for name, (old, new) in texts.items()}
+
+
+def _means(subject: Subject) -> dict[str, str]:
+    return {
+        name: figure_text(metric, fmean(subject.timed[name]))
+        for name, metric in TIMED.items()
+        if metric.margin is not None and name in subject.timed
+    }
 
 
 def machine_margins(side: Baseline, folder: Path) -> tuple[dict[str, float], list[Path]]:

@@ -266,9 +266,9 @@ def _add_night(side: str, folder: Path, *, on_regression: str | None) -> int:
 @_HISTORY
 def _show_history(metrics: tuple[str, ...], words: str, folder: Path) -> int:
     """Show each series with its last figure, and each change with its nights, commits and environment."""
-    for name in metrics:
-        if name not in TIMED:
-            raise UsageError(f"--metric {name}{nearest(name, TIMED)}: metrics are {', '.join(TIMED)}")
+    if unknown := [name for name in metrics if name not in TIMED]:
+        [name, *_] = unknown
+        raise UsageError(f"--metric {name}{nearest(name, TIMED)}: metrics are {', '.join(TIMED)}")
     console = Console()
     every = trends(nights_in(folder, console), metrics or WATCHED)
     found = [one for one in every if words in one.label]

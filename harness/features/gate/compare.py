@@ -101,13 +101,7 @@ def _paired(words: Sequence[str], rules: Rules, given: Mapping[str, Any]) -> Com
     if len(words) < 2:
         raise UsageError("--ab takes two revisions: bench compare --ab BASE NEW -- MATRIX OPTIONS")
     base, new, *options = words
-    own = {}
-    for side in ("base", "new"):
-        try:
-            own[side] = split(given[f"{side}_options"])
-        except ValueError as error:
-            flag = f"--{side}-options {given[f'{side}_options']}"
-            raise UsageError(f"{flag}: {str(error).lower()}; close the quotation") from error
+    own = {side: _side_options(side, given[f"{side}_options"]) for side in ("base", "new")}
     console = Console()
     comparison = PairedComparison(
         base=SideRequest(revision=base, python=given["base_python"], options=(*options, *own["base"])),
@@ -126,6 +120,13 @@ def _paired(words: Sequence[str], rules: Rules, given: Mapping[str, Any]) -> Com
         if comparison.folder.is_dir():
             console.note(f"interrupted; the same call with --out {comparison.folder} continues from here")
         raise
+
+
+def _side_options(side: str, text: str) -> list[str]:
+    try:
+        return split(text)
+    except ValueError as error:
+        raise UsageError(f"--{side}-options {text}: {str(error).lower()}; close the quotation") from error
 
 
 def _refuse(given: Mapping[str, Any], names: Sequence[str], why: str) -> None:

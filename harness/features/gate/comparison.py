@@ -115,6 +115,11 @@ class Comparison:
         return sum(finding.verdict in verdicts for finding in self.findings)
 
     @property
+    def is_open(self) -> bool:
+        """Whether further pairs are worth their time."""
+        return any(finding.is_open for finding in self.findings)
+
+    @property
     def exit_code(self) -> int:
         """1: regressed, changed, missing or failed; 3: incomparable or nothing compared; 0: others, and
         inconclusive unless strict."""
@@ -127,26 +132,14 @@ class Comparison:
 
 def compare(base: Baseline, new: Baseline, rules: Rules) -> Comparison:
     """Compare NEW with BASE. Subjects are matched by their keys."""
-    there = {subject.key: subject for subject in base.subjects}
-    here = {subject.key: subject for subject in new.subjects}
+    there, here = ({subject.key: subject for subject in side.subjects} for side in (base, new))
     if there and here and there.keys().isdisjoint(here):
-        first, second = base.subjects[0], new.subjects[0]
-        reason = (
-            f"BASE and NEW have no cell in common: BASE has {first.label}, NEW has {second.label}; compare "
-            f"measurements of the same work"
-        )
-        finding = replace(_finding(second, None, Verdict.INCOMPARABLE, reason), subject=new.name)
+        finding = _nothing_in_common(base, new)
         return Comparison(base=base.name, new=new.name, findings=(finding,), confidence=1 - 2 * ALPHA)
     pairs = [(there.get(key), here.get(key)) for key in there | here]
     alpha = ALPHA / rules.looks / max(1, sum(_judged(one, other, rules) for one, other in pairs))
     findings = [_unless_accepted(f, rules) for pair in pairs for f in _findings(*pair, rules, alpha)]
-    same = {(finding.verdict, finding.reason) for finding in findings}
-    if len(findings) > 1 and len(same) == 1 and findings[0].verdict is Verdict.INCOMPARABLE:
-        # One finding is enough if no cell can be compared, for the same reason.
-        findings = [replace(findings[0], subject=f"all {count(len(findings), 'cell')}", key="")]
-    spoiled = bool(rules.paired) and not any(sample.logs for sample in rules.paired.values())
-    if spoiled and not any(finding.verdict in _COMPARED for finding in findings):
-        findings.append(_nothing(rules))
+    findings = _summarized(findings, rules)
     findings.sort(key=lambda finding: (ORDER.index(finding.verdict), finding.subject))
     return Comparison(
         base=base.name,
@@ -155,6 +148,26 @@ def compare(base: Baseline, new: Baseline, rules: Rules) -> Comparison:
         confidence=1 - 2 * alpha,
         sample=_sample(rules),
     )
+
+
+def _nothing_in_common(base: Baseline, new: Baseline) -> Finding:
+    first, second = base.subjects[0], new.subjects[0]
+    reason = (
+        f"BASE and NEW have no cell in common: BASE has {first.label}, NEW has {second.label}; compare "
+        f"measurements of the same work"
+    )
+    return replace(_finding(second, None, Verdict.INCOMPARABLE, reason), subject=new.name)
+
+
+def _summarized(findings: list[Finding], rules: Rules) -> list[Finding]:
+    """One finding is enough if no cell can be compared, for the same reason; one says that no pair counts."""
+    same = {(finding.verdict, finding.reason) for finding in findings}
+    if len(findings) > 1 and len(same) == 1 and findings[0].verdict is Verdict.INCOMPARABLE:
+        findings = [replace(findings[0], subject=f"all {count(len(findings), 'cell')}", key="")]
+    spoiled = bool(rules.paired) and not any(sample.logs for sample in rules.paired.values())
+    if spoiled and not any(finding.verdict in _COMPARED for finding in findings):
+        return [*findings, _nothing(rules)]
+    return findings
 
 
 def _nothing(rules: Rules) -> Finding:
@@ -209,6 +222,10 @@ def _findings(base: Subject | None, new: Subject | None, rules: Rules, alpha: fl
         metric = TIMED["final_loss"]
         verdict, reason, figures = judge_losses(base, new, rules.margin(metric) or 0.0, alpha)
         yield _finding(new, metric, verdict, reason, **figures)
+    yield from _timed_findings(base, new, rules, alpha)
+
+
+def _timed_findings(base: Subject, new: Subject, rules: Rules, alpha: float) -> Iterator[Finding]:
     for metric in TIMED.values():
         if metric.name == "step_time" and base.key in rules.paired:
             yield _paired(metric, new, rules.paired[base.key], rules.margin(metric), alpha)
@@ -308,27 +325,15 @@ def first_difference(base: Sequence[str], new: Sequence[str]) -> str:
 
 
 def _timed(metric: TimedMetric, base: Subject, new: Subject, rules: Rules, alpha: float) -> Finding:
-    margin = rules.margin(metric)
+    margin, effect = rules.margin(metric), _effect(metric, base, new, alpha)
     before, after = base.timed[metric.name], new.timed[metric.name]
-    if metric.of_step:
-        step = base.timed.get("step_time", ())
-        scale = sum(step) / len(step) if step else 0.0
-        effect = difference_effect(before, after, scale, alpha)
-    else:
-        effect = relative_effect(before, after, alpha)
     verdict, reason = _timed_verdict(metric, effect, margin, alpha, paired=bool(rules.paired))
     if effect is None and margin is not None:
         few = min(len(before), len(after)) < FEWEST_RUNS
         whole = "BASE's step time" if metric.of_step else "a figure"
         reason = _wanted(metric, rules) if few else f"{whole} is not above 0, so the change has no percentage"
     if metric.unit == "ns" and verdict in (Verdict.REGRESSED, Verdict.INCONCLUSIVE) and not rules.paired:
-        told = " and ".join(
-            f"{side.disturbed} of {count(side.runs, 'run')} of {name}"
-            for name, side in (("BASE", base), ("NEW", new))
-            if side.disturbed
-        )
-        disturbed = f"other processes disturbed {told}" if told else ""
-        reason = "; ".join(text for text in (reason, disturbed) if text)
+        reason = "; ".join(filter(None, (reason, _disturbance(base, new))))
     return _finding(
         new,
         metric,
@@ -339,6 +344,24 @@ def _timed(metric: TimedMetric, base: Subject, new: Subject, rules: Rules, alpha
         effect=effect,
         margin=margin,
     )
+
+
+def _effect(metric: TimedMetric, base: Subject, new: Subject, alpha: float) -> Effect | None:
+    before, after = base.timed[metric.name], new.timed[metric.name]
+    if not metric.of_step:
+        return relative_effect(before, after, alpha)
+    step = base.timed.get("step_time", ())
+    return difference_effect(before, after, sum(step) / len(step) if step else 0.0, alpha)
+
+
+def _disturbance(base: Subject, new: Subject) -> str:
+    """A clause on runs that other processes disturbed; empty if there was none."""
+    told = " and ".join(
+        f"{side.disturbed} of {count(side.runs, 'run')} of {name}"
+        for name, side in (("BASE", base), ("NEW", new))
+        if side.disturbed
+    )
+    return f"other processes disturbed {told}" if told else ""
 
 
 def _paired(

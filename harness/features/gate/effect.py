@@ -196,17 +196,22 @@ def paired_sample(
         return None
     found = [pair_log(cell, pair.alternation, spoiled_above) for pair, cell in ran]
     logs = tuple(value for value in found if value is not None)
-    blocks = [block for _, cell in ran for block in cell.blocks]
-    counting = [quad for pair, cell in ran for quad in _counting(cell, pair.alternation, spoiled_above)]
-    shown = [block for quad in counting for block in quad] or blocks
     return PairedSample(
         logs=logs,
-        means=(math.exp(_mean_log(shown, "base")), math.exp(_mean_log(shown, "new"))),
+        means=_means(ran, spoiled_above),
         spoiled=len(found) - len(logs),
         failed=of - len(found),
         alternation="launches" if any(pair.alternation == "launches" for pair, _ in pairs) else "blocks",
         forked=all(pair.forked for pair, _ in pairs),
     )
+
+
+def _means(ran: Sequence[tuple[Pair, PairedCell]], spoiled_above: float) -> tuple[float, float]:
+    """The means of a PairedSample."""
+    counting = [quad for pair, cell in ran for quad in _counting(cell, pair.alternation, spoiled_above)]
+    every = [block for _, cell in ran for block in cell.blocks]
+    shown = [block for quad in counting for block in quad] or every
+    return math.exp(_mean_log(shown, "base")), math.exp(_mean_log(shown, "new"))
 
 
 def paired_effect(logs: Sequence[float], alpha: float) -> Effect | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.features.gate.baselines import baseline_paths
 from harness.features.gate.records.baseline import BASELINE
@@ -22,13 +23,12 @@ from results.job_store import JobStore
 from results.store import KEPT, Study
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origins:
+class Origins(NamedTuple):
     """The runs and studies that baselines and nights were made from."""
 
-    runs: frozenset[str]
+    runs: Set[str]
     """Ids of runs: a study that has one is named, whatever its folder is called by now."""
-    studies: frozenset[str]
+    studies: Set[str]
     """Names of study folders, from files that state no run."""
 
     def has(self, study: Study) -> bool:
@@ -36,8 +36,7 @@ class Origins:
         return study.name in self.studies or not self.runs.isdisjoint(runs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PruneCandidate:
+class PruneCandidate(NamedTuple):
     """One study of a folder, or one paired comparison with all of its studies."""
 
     root: Path
@@ -50,7 +49,7 @@ class PruneCandidate:
 
 def candidates(folder: Path, *, keep_s: float, named: Origins) -> list[PruneCandidate]:
     """The studies and comparisons in `folder`, oldest first. Raises UsageError without a study."""
-    now, found = time.time(), []
+    found = []
     for root in sorted(folder.glob("*/")):
         paired = (root / CALL).is_file()
         # A link is not followed: its target is elsewhere, and is not removed.
@@ -59,16 +58,21 @@ def candidates(folder: Path, *, keep_s: float, named: Origins) -> list[PruneCand
         # A paired comparison has the studies of all its pairs.
         places = [*root.glob("[0-9]*/base"), *root.glob("[0-9]*/new")] if paired else [root]
         studies = [Study(path) for path in places if Study(path).plan_paths()]
-        written = [root / CALL] if paired else []
-        for study in studies:
-            written += [*study.plan_paths(), *study.root.glob("launches/*")]
-        age_s = now - max(path.stat().st_mtime for path in written)
+        age_s = time.time() - _written(root, studies)
         size_bytes = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
         kept = next(_reasons(root, age_s, keep_s, named, studies), None)
-        found.append(PruneCandidate(root=root, age_s=age_s, size_bytes=size_bytes, kept=kept))
+        found.append(PruneCandidate(root, age_s, size_bytes, kept))
     if not found:
         raise UsageError(f"{folder} holds no study; name the folder of your studies, such as runs/")
     return sorted(found, key=lambda one: one.age_s, reverse=True)
+
+
+def _written(root: Path, studies: Sequence[Study]) -> float:
+    """When a launch or a plan of a study or a comparison was last written, as a Unix time in seconds."""
+    written = [*root.glob(CALL)]
+    for study in studies:
+        written += [*study.plan_paths(), *study.root.glob("launches/*")]
+    return max(path.stat().st_mtime for path in written)
 
 
 def named_studies(baselines: Sequence[Path], histories: Sequence[Path]) -> Origins:
@@ -76,13 +80,14 @@ def named_studies(baselines: Sequence[Path], histories: Sequence[Path]) -> Origi
 
     Raises SchemaError for a damaged file: what it names could be removed.
     """
-    paths = [path for folder in baselines for path in baseline_paths(folder)]
-    paths += [path for folder in histories for path in night_paths(folder)]
-    kept = [BASELINE.read(path) for path in paths]
-    runs = {run for one in kept for subject in one.subjects for run in subject.run_ids}
-    silent = [one for one in kept if not any(subject.run_ids for subject in one.subjects)]
-    studies = {one.study for one in silent if one.study is not None}
-    return Origins(runs=frozenset(runs), studies=frozenset(studies))
+    paths = chain(*map(baseline_paths, baselines), *map(night_paths, histories))
+    runs, studies = set[str](), set[str]()
+    for one in map(BASELINE.read, paths):
+        own = {run for subject in one.subjects for run in subject.run_ids}
+        runs |= own
+        if not own and one.study is not None:
+            studies.add(one.study)
+    return Origins(runs, studies)
 
 
 def kept_folders(given: Path | None, name: str, runs: Path) -> list[Path]:
@@ -120,13 +125,7 @@ def _reasons(
         yield "a baseline or a night was made from it"
     if age_s < keep_s:
         yield f"written {age_s / DAY_S:.1f} days ago"
-    kept = [
-        folder
-        for study in studies
-        for cell in study.cell_ids()
-        for folder in study.kept_folder(cell).glob("*/")
-    ]
-    for name in sorted({folder.name for folder in kept if any(folder.glob("[!.]*"))}):
+    for name in sorted(set(_kept_names(studies))):
         yield f"it has {name} of {KEPT}, which no measurement gives again: remove the folder yourself"
     for study in studies:
         store = JobStore(study.root)
@@ -134,6 +133,15 @@ def _reasons(
             yield "a job of it has not ended"
     if any(map(is_busy, (root, *(study.root for study in studies)))):
         yield "another bench works on it"
+
+
+def _kept_names(studies: Sequence[Study]) -> Iterator[str]:
+    """The names of what studies keep for the kinds of their cells, such as checkpoints."""
+    for study in studies:
+        for cell in study.cell_ids():
+            for folder in study.kept_folder(cell).glob("*/"):
+                if any(folder.glob("[!.]*")):
+                    yield folder.name
 
 
 def prune(folder: Path, keep: str, *, yes: bool, baselines: Path | None, history: Path | None) -> int:
@@ -147,14 +155,20 @@ def prune(folder: Path, keep: str, *, yes: bool, baselines: Path | None, history
         # An interrupted removal left it, and another process may remove it at the same time.
         shutil.rmtree(path, ignore_errors=True)
     found = candidates(folder, keep_s=keep_s, named=named)
-    rows = []
-    for one in found:
-        if one.kept is None and yes:
-            remove(one.root)
-        fate = f"stays: {one.kept}" if one.kept else "removed" if yes else "would be removed"
-        rows.append((one.root.name, f"{one.age_s / DAY_S:.1f}", size(one.size_bytes), fate))
-    console.table(("study", "days", "size", "what"), rows, numeric=[False, True, True, False])
     going = [one for one in found if one.kept is None]
+    for one in going if yes else ():
+        remove(one.root)
+    gone = "removed" if yes else "would be removed"
+    rows = [
+        (
+            one.root.name,
+            f"{one.age_s / DAY_S:.1f}",
+            size(one.size_bytes),
+            f"stays: {one.kept}" if one.kept else gone,
+        )
+        for one in found
+    ]
+    console.table(("study", "days", "size", "what"), rows, numeric=[False, True, True, False])
     if not going:
         console.result(f"no study can be removed: each is younger than {keep.strip()}, or is needed")
     if going and not yes:

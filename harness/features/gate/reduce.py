@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from harness.features.gate.metrics import EXACT, TIMED
-from harness.features.gate.records.baseline import Baseline, Subject
+from harness.features.gate.records.baseline import Baseline, Exact, Subject
 from reports.analysis.outcomes import outcome_words
 from reports.analysis.pooling import Pool, differing, machine_facts, pool
 from reports.analysis.series import setting_labels, setting_of
@@ -39,27 +39,21 @@ def reduce_study(study: Study, results: Sequence[RunResult], *, over_seeds: bool
 
     With `over_seeds`, cells of a kind with losses that differ in their seed alone are one subject.
     """
-    kinds = {cell: plan.kind for plan in study.told_plans() for cell in plan.cells}
     if not results:
         raise UsageError(
             f"{study.root} has no run yet: run its matrix first ({bench_call('status', study.root)})"
         )
-    groups = grouped((seedless(c) if over_seeds and kinds[c].losses else c, c) for c in kinds)
-    settings = setting_labels(_alike(cell) for cell in groups)
+    cells = _cells(study, over_seeds=over_seeds)
+    settings = setting_labels(_alike(cell) for cell in cells)
     subjects: dict[str, Subject] = {}
     excluded = study.review().excluded
-    for cell, seeds in groups.items():
-        ids, losses = {seed.id for seed in seeds}, kinds[seeds[0]].losses
+    for cell, (ids, losses) in cells.items():
         runs = [result for result in results if result.cell_id in ids]
-        own = settings[setting_of(_alike(cell))]
         pooled = pool(cell, runs, planned=len(runs), excluded=excluded, need_steps=not losses)
-        subject = _subject(study, pooled, own)
-        if losses and subject.failed is None:
-            subject = msgspec.structs.replace(subject, losses=_losses(study, pooled, losses))
-        known = subjects.get(subject.key)
+        subject = _subject(study, pooled, settings[setting_of(_alike(cell))], losses)
         # If the same work was measured for several lengths, the one with more runs is used.
-        if known is None or subject.runs > known.runs:
-            subjects[subject.key] = subject
+        known = subjects.get(subject.key, subject)
+        subjects[subject.key] = max(known, subject, key=lambda one: one.runs)
     newest = max(results, key=lambda result: result.started_at or "")
     code = None if newest.environment is None else newest.environment.code
     return Baseline(
@@ -70,6 +64,13 @@ def reduce_study(study: Study, results: Sequence[RunResult], *, over_seeds: bool
         dirty=None if code is None else code.measured_dirty,
         subjects=tuple(subjects.values()),
     )
+
+
+def _cells(study: Study, *, over_seeds: bool) -> dict[Cell, tuple[set[str], str | None]]:
+    """The planned cells, each with the ids of its seeds and the place of its losses (`Kind.losses`)."""
+    kinds = {cell: plan.kind for plan in study.told_plans() for cell in plan.cells}
+    groups = grouped((seedless(c) if over_seeds and kinds[c].losses else c, c) for c in kinds)
+    return {cell: ({seed.id for seed in seeds}, kinds[seeds[0]].losses) for cell, seeds in groups.items()}
 
 
 def subject_key(cell: Cell) -> str:
@@ -95,48 +96,58 @@ def seedless(cell: Cell) -> Cell:
     return msgspec.structs.replace(cell, seed=0)
 
 
-def _subject(study: Study, pooled: Pool, settings: str) -> Subject:
+def _subject(study: Study, pooled: Pool, settings: str, losses: str | None) -> Subject:
     """A cell as a subject. `settings` are the values in which it differs from other cells of its workload."""
     # A verdict has its own tests of noise, and says which runs were disturbed.
     cell, runs = pooled.cell, pooled.with_disturbed
-    name = f"{cell.workload}, {label(cell)}, {cell.gpus} x {cell.batch_per_replica}"
-    if settings:
-        name += f", {settings}"
-    if not runs or pooled.unproven is not None:
-        why = pooled.excluded[-1].reason if pooled.excluded else NOT_RUN
-        if pooled.lost:
-            lost = pooled.lost[-1]
-            why = f"{outcome_words(lost.outcome)}: {lost.reason or 'no reason is known'}"
-        if pooled.unproven is not None:
-            why = f"{NOT_PROVEN}: {pooled.unproven}"
-        return Subject(key=subject_key(cell), label=name, failed=why)
+    parts = (cell.workload, label(cell), f"{cell.gpus} x {cell.batch_per_replica}", settings)
+    key, name, failed = subject_key(cell), ", ".join(filter(None, parts)), _failure(pooled)
+    if failed is not None:
+        return Subject(key=key, label=name, failed=failed)
     newest = runs[-1]
-    # Independent figures: one for each run, or for each launch.
-    by_launch = list({run.launch_id: run for run in runs}.values())
     timed = any(run.step_ns is not None for run in runs)
-    values = {
-        name: tuple(
-            value
-            for run in (by_launch if metric.of_launch else runs)
-            if (value := metric.read(run)) is not None
-        )
-        for name, metric in (TIMED if timed else {}).items()
-    }
-    counters = {
-        name: tuple(dict.fromkeys(count for run in runs if (count := metric.read(run, cell)) is not None))
-        for name, metric in (EXACT if timed else {}).items()
-    }
     return Subject(
-        key=subject_key(cell),
+        key=key,
         label=name,
         facts=_facts(cell, newest),
-        timed={name: found for name, found in values.items() if found},
-        exact={name: found for name, found in counters.items() if found},
+        timed=_figures(runs) if timed else {},
+        exact=_counters(cell, runs) if timed else {},
+        losses=_losses(study, pooled, losses) if losses else {},
         collectives=_collectives(study.rank_records(newest.cell_id, newest.run_id)),
         runs=len(runs),
         run_ids=tuple(run.run_id for run in runs),
         disturbed=sum(run.disturbed for run in runs),
     )
+
+
+def _failure(pooled: Pool) -> str | None:
+    """Why a cell has no figure to compare; None if it has one."""
+    if pooled.unproven is not None:
+        return f"{NOT_PROVEN}: {pooled.unproven}"
+    if pooled.with_disturbed:
+        return None
+    if pooled.lost:
+        lost = pooled.lost[-1]
+        return f"{outcome_words(lost.outcome)}: {lost.reason or 'no reason is known'}"
+    return pooled.excluded[-1].reason if pooled.excluded else NOT_RUN
+
+
+def _figures(runs: Sequence[RunResult]) -> dict[str, tuple[float, ...]]:
+    """The independent figures of each metric: one for each run, or for each launch."""
+    by_launch = list({run.launch_id: run for run in runs}.values())
+    read = {
+        name: [metric.read(run) for run in (by_launch if metric.of_launch else runs)]
+        for name, metric in TIMED.items()
+    }
+    known = {name: tuple(value for value in values if value is not None) for name, values in read.items()}
+    return {name: values for name, values in known.items() if values}
+
+
+def _counters(cell: Cell, runs: Sequence[RunResult]) -> dict[str, tuple[Exact, ...]]:
+    """The different values of each counter."""
+    read = {name: dict.fromkeys(metric.read(run, cell) for run in runs) for name, metric in EXACT.items()}
+    known = {name: tuple(count for count in counts if count is not None) for name, counts in read.items()}
+    return {name: counts for name, counts in known.items() if counts}
 
 
 def _facts(cell: Cell, run: RunResult) -> dict[str, str]:
@@ -219,16 +230,7 @@ def read_pytest_benchmark(name: str, paths: Sequence[Path]) -> Baseline:
     Raises SchemaError for a file of another kind, UsageError for files of several machines.
     """
     read = {path: _read(path) for path in paths}
-    (first, expected), *others = ((path, _machine_of(file)) for path, file in read.items())
-    for path, found in others:
-        unlike = [
-            f"{fact} is {before} in {first.name}, {after} in {path.name}"
-            for fact, (before, after) in differing(expected, found).items()
-        ]
-        if unlike:
-            raise UsageError(
-                f"{name} holds runs of several machines ({'; '.join(unlike)}): give each its own folder"
-            )
+    _require_one_machine(name, read)
     moments = {}
     for path, file in read.items():
         try:
@@ -252,6 +254,19 @@ def read_pytest_benchmark(name: str, paths: Sequence[Path]) -> Baseline:
             for key, values in times.items()
         ),
     )
+
+
+def _require_one_machine(name: str, read: Mapping[Path, _File]) -> None:
+    (first, expected), *others = ((path, _machine_of(file)) for path, file in read.items())
+    for path, found in others:
+        unlike = [
+            f"{fact} is {before} in {first.name}, {after} in {path.name}"
+            for fact, (before, after) in differing(expected, found).items()
+        ]
+        if unlike:
+            raise UsageError(
+                f"{name} holds runs of several machines ({'; '.join(unlike)}): give each its own folder"
+            )
 
 
 def _machine_of(file: _File) -> dict[str, str]:
@@ -283,25 +298,27 @@ def merged_side(name: str, parts: Sequence[Baseline], *, any_failure: bool) -> B
 
     With `any_failure`, a subject fails if one of its runs failed; without, only if all failed.
     """
-    subjects = []
-    for same in grouped((subject.key, subject) for part in parts for subject in part.subjects).values():
-        failed = [subject.failed for subject in same if subject.failed is not None]
-        newest = next((subject for subject in reversed(same) if subject.failed is None), same[-1])
-        exact = _joined([subject.exact for subject in same])
-        subjects.append(
-            msgspec.structs.replace(
-                newest,
-                timed=_joined([subject.timed for subject in same]),
-                exact={metric: tuple(dict.fromkeys(values)) for metric, values in exact.items()},
-                # Not every pair records its exchange.
-                collectives=next((one.collectives for one in reversed(same) if one.collectives), ()),
-                runs=sum(subject.runs for subject in same),
-                run_ids=tuple(run_id for subject in same for run_id in subject.run_ids),
-                disturbed=sum(subject.disturbed for subject in same),
-                failed=failed[0] if failed and (any_failure or len(failed) == len(same)) else None,
-            )
-        )
-    return msgspec.structs.replace(parts[-1], name=name, study=None, subjects=tuple(subjects))
+    groups = grouped((subject.key, subject) for part in parts for subject in part.subjects)
+    subjects = tuple(_merged(same, any_failure=any_failure) for same in groups.values())
+    return msgspec.structs.replace(parts[-1], name=name, study=None, subjects=subjects)
+
+
+def _merged(same: Sequence[Subject], *, any_failure: bool) -> Subject:
+    """One subject of several parts."""
+    good = [subject for subject in same if subject.failed is None]
+    failed = [subject.failed for subject in same if subject.failed is not None]
+    fails = bool(failed) if any_failure else not good
+    return msgspec.structs.replace(
+        good[-1] if good else same[-1],
+        timed=_joined([subject.timed for subject in same]),
+        exact=_joined([subject.exact for subject in same], distinct=True),
+        # Not every pair records its exchange.
+        collectives=next((one.collectives for one in reversed(same) if one.collectives), ()),
+        runs=sum(subject.runs for subject in same),
+        run_ids=tuple(run_id for subject in same for run_id in subject.run_ids),
+        disturbed=sum(subject.disturbed for subject in same),
+        failed=failed[0] if fails else None,
+    )
 
 
 def without_launch(part: Baseline) -> Baseline:
@@ -314,6 +331,9 @@ def without_launch(part: Baseline) -> Baseline:
     return msgspec.structs.replace(part, subjects=tuple(map(without, part.subjects)))
 
 
-def _joined(columns: Sequence[Mapping[str, tuple[V, ...]]]) -> dict[str, tuple[V, ...]]:
+def _joined(
+    columns: Sequence[Mapping[str, tuple[V, ...]]], *, distinct: bool = False
+) -> dict[str, tuple[V, ...]]:
     names = dict.fromkeys(name for column in columns for name in column)
-    return {name: tuple(value for column in columns for value in column.get(name, ())) for name in names}
+    every = {name: [value for column in columns for value in column.get(name, ())] for name in names}
+    return {name: tuple(dict.fromkeys(values) if distinct else values) for name, values in every.items()}

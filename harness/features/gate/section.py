@@ -16,7 +16,17 @@ from harness.features.gate.metrics import TIMED
 from harness.features.gate.records.baseline import Baseline
 from harness.features.gate.reduce import seedless, subject_key
 from harness.features.gate.text import commits_text, figure_text, odds_text, step_sentence
-from harness.features.gate.trends import BEFORE, RANGE_ODDS, RECENT, SMALLEST, THRESHOLD, Night, Trend, trends
+from harness.features.gate.trends import (
+    BEFORE,
+    RANGE_ODDS,
+    RECENT,
+    SMALLEST,
+    THRESHOLD,
+    Night,
+    Step,
+    Trend,
+    trends,
+)
 from reports import fields
 from reports.analysis.study import StudyFigures
 from reports.page.chart import drawn
@@ -119,6 +129,12 @@ _DEFINITIONS = (
 )
 
 
+def _rule_text(step: Step) -> str:
+    if step.drift:
+        return "drift"
+    return f"{commits_text(step.range, 7).partition(' ')[2]}, {odds_text(step.range.odds)}"
+
+
 _SCALES = {"ns": (1e6, ", ms"), "bytes": (2**20, ", MiB")}
 """The unit of the axis, in units of the metric, and its name."""
 
@@ -156,12 +172,7 @@ def night_curve(trend: Trend, *, name: str) -> Drawing:
         for day, night in zip(days, trend.nights, strict=True)
     )
     rules = tuple(
-        Rule(
-            text="drift"
-            if step.drift
-            else f"{commits_text(step.range, 7).partition(' ')[2]}, {odds_text(step.range.odds)}",
-            x=days[first],
-        )
+        Rule(text=_rule_text(step), x=days[first])
         for step, first in zip(trend.steps, starts[1:], strict=False)
     )
     changes = " ".join(f"{step_sentence(trend, step)}." for step in trend.steps)

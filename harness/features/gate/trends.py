@@ -237,21 +237,23 @@ def _grouped(located: Sequence[_Located]) -> list[list[_Located]]:
     """Group changes whose places are alike, by the Bayes factor of one place for all against several."""
     groups: list[list[_Located]] = []
     for one in sorted(located, key=lambda each: each.series.nights[each.change.at].measured_at):
-        best: tuple[float, list[_Located]] | None = None
-        for group in groups:
-            times = _times([*group, one])
-            mine, theirs = _odds([one], times), _odds(group, times)
-            if mine is None or theirs is None or any(each.series is one.series for each in group):
-                continue
-            # The Bayes factor, if every place is equally probable before.
-            factor = len(times) * float(mine @ theirs)
-            if factor > SAME and (best is None or factor > best[0]):
-                best = factor, group
-        if best is None:
-            groups.append([one])
+        factors = [_same_place(one, group) for group in groups]
+        best = max(factors, default=0.0)
+        if best > SAME:
+            groups[factors.index(best)].append(one)
         else:
-            best[1].append(one)
+            groups.append([one])
     return groups
+
+
+def _same_place(one: _Located, group: Sequence[_Located]) -> float:
+    """The Bayes factor of one place for a change and a group, if every place is equally probable before; 0 if
+    they cannot have one place."""
+    times = _times([*group, one])
+    mine, theirs = _odds([one], times), _odds(group, times)
+    if mine is None or theirs is None or any(each.series is one.series for each in group):
+        return 0.0
+    return len(times) * float(mine @ theirs)
 
 
 def _step(one: _Located, group: Sequence[_Located]) -> Step:

@@ -117,27 +117,20 @@ class PairedComparison:
             revision, self.rules = resolve_base(self.base.revision, self.rules, repository, self.console)
         except IncomparableError as error:
             return _incomparable(self.base.revision, self.new.revision, str(error))
-        named = (replace(self.base, revision=revision), self.new)
-        revisions = [side.revision for side in named]
-        if WORKING_TREE not in revisions:
-            repository.require_committed({revision: repository.commit(revision) for revision in revisions})
+        revisions = {"base": revision, "new": self.new.revision}
+        if WORKING_TREE not in revisions.values():
+            repository.require_committed({name: repository.commit(name) for name in revisions.values()})
         with signals_are_ctrl_c(), temporary_folder("bench-ab-") as (temporary, held):
+            requests = zip(SIDES, (self.base, self.new), strict=True)
             sources = {
-                side: replace(
-                    repository.source(side.upper(), request.revision, request.python, temporary),
-                    options=request.options,
-                )
-                for side, request in zip(SIDES, named, strict=True)
+                side: repository.source(side.upper(), revisions[side], one.python, temporary, one.options)
+                for side, one in requests
             }
             try:
                 fork = [source.require_protocol() for source in sources.values()]
             except IncomparableError as error:
                 return _incomparable(str(sources["base"]), str(sources["new"]), str(error))
-            there = {path.name for path in self.folder.glob("*")} - {".lock"}
-            if there and CALL not in there:
-                raise UsageError(
-                    f"{self.folder} is not empty and holds no comparison: name a new folder with --out"
-                )
+            self._require_own_folder()
             most = self.looks * PAIRS_A_LOOK + MOST_LOST + 1
             context = PairContext(
                 sides=sources,
@@ -152,23 +145,25 @@ class PairedComparison:
                 self._claim(sources)
                 return self._run_pairs(source, {side: str(sources[side]) for side in SIDES})
 
+    def _require_own_folder(self) -> None:
+        there = {path.name for path in self.folder.glob("*")} - {".lock"}
+        if there and CALL not in there:
+            raise UsageError(
+                f"{self.folder} is not empty and holds no comparison: name a new folder with --out"
+            )
+
     def _run_pairs(self, source: Pairs, names: Mapping[Side, str]) -> Comparison:
         self.console.note(f"records: {self.folder}")
         began, limit_s = time.monotonic(), self.max_time_s
         while True:
             pairs = read_pairs(self.folder)
-            if pairs:
-                found = decide(self.folder, pairs, self.rules, names, self.spoiled_above)
-                over = self._is_over(found, pairs)
-                late = limit_s is not None and time.monotonic() - began > limit_s
-                if late and not over:
-                    self.console.note(f"--max-time was reached after {count(len(pairs), 'pair')}")
-                if over or late:
-                    # The start-up of a launch is on record when the launch has ended.
-                    source.close()
-                    last = decide(self.folder, pairs, self.rules, names, self.spoiled_above)
-                    self._warn_of_stale(last)
-                    return last
+            late = limit_s is not None and time.monotonic() - began > limit_s
+            if pairs and self._ends(pairs, names, late=late):
+                # The start-up of a launch is on record when the launch has ended.
+                source.close()
+                last = decide(self.folder, pairs, self.rules, names, self.spoiled_above)
+                self._warn_of_stale(last)
+                return last
             try:
                 with _alarm(None if limit_s is None else began + 2 * limit_s - time.monotonic()):
                     self._add_pair(source)
@@ -194,6 +189,13 @@ class PairedComparison:
                     f"{where}remove the line, or it hides the next change"
                 )
 
+    def _ends(self, pairs: Sequence[Pair], names: Mapping[Side, str], *, late: bool) -> bool:
+        found = decide(self.folder, pairs, self.rules, names, self.spoiled_above)
+        over = self._is_over(found, pairs)
+        if late and not over:
+            self.console.note(f"--max-time was reached after {count(len(pairs), 'pair')}")
+        return over or late
+
     def _is_over(self, found: Comparison, pairs: Sequence[Pair]) -> bool:
         # Step times are judged only at looks; between two looks only a counter or a run can fail.
         certain = (*FAILING, Verdict.INCOMPARABLE)
@@ -203,13 +205,12 @@ class PairedComparison:
         if not samples or max(sample.spoiled + sample.failed for sample in samples) > MOST_LOST:
             return True
         counted = _counted(samples)
-        if counted % PAIRS_A_LOOK or not counted:
+        if not counted or counted % PAIRS_A_LOOK:
             return False
         if counted == _counted(paired_samples(self.folder, pairs[:-1], self.spoiled_above).values()):
             # The last pair did not count, so the same number of counted pairs has been looked at before.
             return False
-        open_ = any(finding.is_open for finding in found.findings)
-        return not open_ or counted >= self.looks * PAIRS_A_LOOK
+        return counted >= self.looks * PAIRS_A_LOOK or not found.is_open
 
     def _add_pair(self, source: Pairs) -> None:
         number = max((int(path.name) for path in self.folder.glob("[0-9][0-9][0-9][0-9]")), default=0) + 1
@@ -226,13 +227,16 @@ class PairedComparison:
             return
         files.write_once(self.folder / f"{number:04d}" / "pair.json", PAIR.encode(pair))
         for cell in pair.cells:
-            log = pair_log(cell, pair.alternation, self.spoiled_above) if cell.blocks else None
-            shares = [block.foreign for block in cell.blocks if block.foreign is not None]
-            others = (
-                f", other processes took {percent(sum(shares) / len(shares))} of the cores" if shares else ""
-            )
-            what = "no value" if log is None else f"{log:+.2%}"
-            self.console.note(f"pair {pair.number}, {cell.new_cell}: {what}{others}")
+            self.console.note(f"pair {pair.number}, {cell.new_cell}: {self._told(pair, cell)}")
+
+    def _told(self, pair: Pair, cell: PairedCell) -> str:
+        """The value of a pair, and the share of the cores that others took."""
+        log = pair_log(cell, pair.alternation, self.spoiled_above) if cell.blocks else None
+        shares = [block.foreign for block in cell.blocks if block.foreign is not None]
+        what = "no value" if log is None else f"{log:+.2%}"
+        if not shares:
+            return what
+        return f"{what}, other processes took {percent(sum(shares) / len(shares))} of the cores"
 
     def _claim(self, sources: Mapping[Side, Source]) -> None:
         """Write the call of the comparison: its sides, and the rules of this call.

@@ -194,32 +194,12 @@ class Session:
         cells: list[PairedCell] = []
         forked: list[bool] = []
         while len(begun := self._begun(order)) == len(order):
-            base, new = begun["base"], begun["new"]
-            if self._counterparts is None:
-                self._counterparts = _counterparts(self._context, self.number)
-            if self._counterparts.get(base["cell"]) != new["cell"]:
-                alone = without_counterpart(self._counterparts, base["cell"], new["cell"])
-                if not alone:
-                    self._require_failure(begun)
-                self._end(alone or order)
+            if alone := self._without_counterpart(order, begun):
+                self._end(alone)
                 continue
-            wanted = self._repeat > 1 and not self._context.always_recorded
-            only_timed = wanted and both_can_be_only_timed(begun)
-            try:
-                blocks = self._take_turns(order, base["cores"], only_timed=only_timed)
-            except LostError:
-                blocks, self._lost = (), True
+            cells.append(self._timed(order, begun))
             self._end(order)
-            forked += [told.get("forked", False) for told in (base, new)]
-            cells.append(
-                PairedCell(
-                    base_cell=base["cell"],
-                    base_run=base["run"],
-                    new_cell=new["cell"],
-                    new_run=new["run"],
-                    blocks=blocks,
-                )
-            )
+            forked += [told.get("forked", False) for told in begun.values()]
         # Runs without a counterpart on the other side.
         while begun := self._begun(order):
             self._end(tuple(begun))
@@ -229,6 +209,35 @@ class Session:
                 exit_code = self._launches[side].process.wait()
                 _require_runs(self._context, self.number, side, exit_code)
         return cells, self._repeat, bool(forked) and all(forked)
+
+    def _without_counterpart(self, order: tuple[Side, Side], begun: Mapping[Side, Told]) -> tuple[Side, ...]:
+        """The sides whose run cannot be paired with the run of the other side; empty if they are a pair."""
+        if self._counterparts is None:
+            self._counterparts = _counterparts(self._context, self.number)
+        base, new = begun["base"]["cell"], begun["new"]["cell"]
+        if self._counterparts.get(base) == new:
+            return ()
+        alone = without_counterpart(self._counterparts, base, new)
+        if not alone:
+            self._require_failure(begun)
+        return alone or order
+
+    def _timed(self, order: tuple[Side, Side], begun: Mapping[Side, Told]) -> PairedCell:
+        """Time two runs; without blocks if one of them was lost."""
+        base, new = begun["base"], begun["new"]
+        wanted = self._repeat > 1 and not self._context.always_recorded
+        only_timed = wanted and both_can_be_only_timed(begun)
+        try:
+            blocks = self._take_turns(order, base["cores"], only_timed=only_timed)
+        except LostError:
+            blocks, self._lost = (), True
+        return PairedCell(
+            base_cell=base["cell"],
+            base_run=base["run"],
+            new_cell=new["cell"],
+            new_run=new["run"],
+            blocks=blocks,
+        )
 
     def _begun(self, order: tuple[Side, Side]) -> dict[Side, Told]:
         """Wait until each side starts its next run or ends. Returns, by side, the report of rank 0 if that
@@ -470,15 +479,18 @@ def counterparts(base: Sequence[Cell], new: Sequence[Cell], *, same_options: boo
     others = [cell for key, cell in here.items() if key not in there]
     if same_options or not rest or not others:
         return found
+    return found | _alike(rest, others)
+
+
+def _alike(rest: Sequence[Cell], others: Sequence[Cell]) -> dict[str, str]:
     names = [name for name in Cell.__struct_fields__ if _column(rest, name) == _column(others, name)]
-    by_values = {_values(cell, names): cell.id for cell in others}
-    if len(by_values) < len(others) or len({_values(cell, names) for cell in rest}) < len(rest):
+    mine, theirs = ({_values(cell, names): cell.id for cell in cells} for cells in (rest, others))
+    if len(theirs) < len(others) or len(mine) < len(rest):
         raise UsageError(
             f"it is not clear which cells of BASE, such as {rest[0].id}, to compare with which of "
             f"NEW, such as {others[0].id}: compare one cell at a time"
         )
-    values = {cell.id: _values(cell, names) for cell in rest}
-    return found | {cell: by_values[its] for cell, its in values.items() if its in by_values}
+    return {cell: theirs[values] for values, cell in mine.items() if values in theirs}
 
 
 def _column(cells: Sequence[Cell], name: str) -> Counter[bytes]:

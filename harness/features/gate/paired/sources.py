@@ -196,7 +196,9 @@ class Repository:
         """Names that git lists in the complete working tree."""
         return self._git("-C", str(self.root), command, "-z", *arguments).split("\0")[:-1]
 
-    def source(self, name: str, revision: str, python: str | None, under: Path) -> Source:
+    def source(
+        self, name: str, revision: str, python: str | None, under: Path, options: tuple[str, ...] = ()
+    ) -> Source:
         """A side's code; a revision is checked out below `under`. Raises UsageError if that fails."""
         python = sys.executable if python is None else python
         commit = None if revision == WORKING_TREE else self.commit(revision)
@@ -218,6 +220,7 @@ class Repository:
             python=python,
             import_path=self._import_path(tree),
             files=self.files_hash() if commit is None else None,
+            options=options,
         )
 
     def _checked_out(self, commit: str, tree: Path) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from pathlib import Path
 
@@ -55,6 +55,18 @@ def add_night(night: Baseline, folder: Path) -> list[Path]:
     if not machines:
         raise UsageError(f"{night.name} has no cell with a figure: there is nothing to add")
     paths = {one: folder / one / _file_name(night) for one in machines}
+    known = _added_before(night, machines, paths)
+    added = [one for one in machines if one not in known]
+    for one in added:
+        kept = msgspec.structs.replace(night, subjects=tuple(machines[one]))
+        files.write_once(paths[one], BASELINE.encode(kept))
+    return [paths[one] for one in added]
+
+
+def _added_before(
+    night: Baseline, machines: Mapping[str, list[Subject]], paths: Mapping[str, Path]
+) -> Set[str]:
+    """The machines whose file an interrupted call has written. Raises UsageError if the night was added."""
     runs = {run for subject in night.subjects for run in subject.run_ids}
     known = {one: found for one in machines if (found := _same_night(runs, paths[one])) is not None}
     # A call that was ended between two machines has kept the complete night of one of them.
@@ -64,11 +76,7 @@ def add_night(night: Baseline, folder: Path) -> list[Path]:
             f"{next(iter(known.values()))} is there already: this night was added before; "
             f"bench matrix --fresh measures another"
         )
-    added = [one for one in machines if one not in known]
-    for one in added:
-        kept = msgspec.structs.replace(night, subjects=tuple(machines[one]))
-        files.write_once(paths[one], BASELINE.encode(kept))
-    return [paths[one] for one in added]
+    return complete
 
 
 def read_nights(folder: Path) -> tuple[dict[str, list[Baseline]], list[str]]:
@@ -85,18 +93,23 @@ def read_nights(folder: Path) -> tuple[dict[str, list[Baseline]], list[str]]:
         except SchemaError as error:
             damaged.append(str(error))
             continue
-        machines, name = sorted({machine(subject) for subject in night.subjects}), _file_name(night)
-        if [_digest(one) for one in machines] == [_digest(path.parent.name)] and path.name == name:
+        if (why := _misplaced(night, path)) is None:
             nights.setdefault(path.parent.name, []).append(night)
         else:
-            where = ", ".join(f"{one}/{name}" for one in machines) or "no history, as it has no figure"
-            damaged.append(
-                f"{path} is left out: its night belongs to {where}; move it there, or remove a copy"
-            )
+            damaged.append(why)
     if not nights and not damaged:
         raise UsageError(f"{folder}/ holds no night; add one with bench history add STUDY")
     ordered = {one: sorted(found, key=lambda night: night.measured_at) for one, found in nights.items()}
     return ordered, damaged
+
+
+def _misplaced(night: Baseline, path: Path) -> str | None:
+    """A sentence on a night that belongs to another file than its own; None if it belongs there."""
+    machines, name = sorted({machine(subject) for subject in night.subjects}), _file_name(night)
+    if [_digest(one) for one in machines] == [_digest(path.parent.name)] and path.name == name:
+        return None
+    where = ", ".join(f"{one}/{name}" for one in machines) or "no history, as it has no figure"
+    return f"{path} is left out: its night belongs to {where}; move it there, or remove a copy"
 
 
 def _holds(path: Path, subjects: list[Subject]) -> bool:
