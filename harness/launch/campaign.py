@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.launch.conduct import Progress, conduct_of
-from harness.launch.ending import log_end, machine_fault, no_rendezvous, scheduler_said
+from harness.launch.ending import Seen
 from harness.launch.machine import Machine
 from harness.launch.pace import Deadline
 from harness.launch.preflight import require_devices, require_room, warnings
-from harness.launch.starter import LogWords, Starter
+from harness.launch.starter import Starter
 from harness.launch.supervise import POLL_S, Supervisor, Watch
 from harness.launch.tally import Conditions, Tally, study_tally
 from harness.plan.launchers import job_variables
@@ -136,21 +136,21 @@ class Campaign:
             launch = maker.launch(self._conduct.adapted(planned, self._console), pending, tally)
             watch = Watch(report=pace.report, deadline=self._deadline, lock=maker.context.lock)
             self._console.detail(f"{self._study.launch_folder(launch.launch_id)} is started")
-            attempt, state = Supervisor(
+            attempt, seen = Supervisor(
                 self._study, launch, maker.context.checkout, maker.context.starter, watch
             ).run()
             self._console.detail(
                 f"it ended with exit code {attempt.exit_code}: {shlex.join(attempt.command)}"
             )
-            if state.started:
+            if seen.started:
                 self._never_ready = self._unanswered = 0
-            elif self._waited_for_scheduler(launch, attempt, maker.context.starter.log_words):
+            elif self._waited_for_scheduler(attempt, seen):
                 continue
-            elif self._starts_again(launch, attempt, retries):
+            elif self._starts_again(attempt, seen, retries):
                 retries -= 1
                 continue
             # If no cell of the launch began, the first slot gets the outcome.
-            ended = state.started or [launch.slots[0].run_id]
+            ended = seen.started or (launch.slots[0].run_id,)
             results = self._take(launch, attempt, ended, tally)
             if self._continues(results, tally):
                 continue
@@ -175,44 +175,33 @@ class Campaign:
         while time.monotonic() < end and not self._deadline.is_over:
             time.sleep(POLL_S)
 
-    def _waited_for_scheduler(self, launch: Launch, attempt: Attempt, words: LogWords) -> bool:
+    def _waited_for_scheduler(self, attempt: Attempt, seen: Seen) -> bool:
         """Whether the scheduler did not answer a launch: it is started again after a while, without limit.
 
         A controller that is restarted does not touch its jobs, and their time runs.
         """
-        away = scheduler_said(self._study.launch_folder(launch.launch_id), words.scheduler_away)
-        if away is None or attempt.stopped_by is not None:
+        if seen.away is None or attempt.stopped_by is not None:
             return False
         away_s = min(FIRST_PAUSE_S * 2**self._unanswered, LAST_PAUSE_S)
         self._unanswered += 1
         self._console.warn(
-            f"the scheduler does not answer ({away['words']}); the launch is tried again in {away_s:.0f} s"
+            f"the scheduler does not answer ({seen.away}); the launch is tried again in {away_s:.0f} s"
         )
         self._pause(away_s)
         return True
 
-    def _starts_again(self, launch: Launch, attempt: Attempt, retries: int) -> bool:
+    def _starts_again(self, attempt: Attempt, seen: Seen, retries: int) -> bool:
         """Whether a launch in which no cell began is started again: what prevented it may have passed.
 
         Raises MachineError if no other launch would fare better.
         """
-        folder = self._study.launch_folder(launch.launch_id)
         self._never_ready += 1
-        found, why = attempt.outcomes.values(), None
-        if Outcome.NODE_FAILED in found:
-            why = attempt.stopped_by
-        elif attempt.stopped_by is None:
-            fault = machine_fault(folder, launch, attempt.ranks) if Outcome.CANCELLED in found else None
-            if fault is not None:
-                raise MachineError(f"workers cannot start on this machine: {fault}; {_NOT_STARTED}")
-            unmet = no_rendezvous(folder, attempt.ranks) if Outcome.MISSING_RANKS in found else None
-            why = None if unmet is None else f"the workers did not meet ({unmet})"
+        why = _passing_cause(attempt, seen)
         if why is not None and retries > 0:
             self._console.warn(f"{why}; the launch is started again")
             return True
         if self._never_ready >= NEVER_READY and not self._deadline.is_over:
-            said = log_end(folder)
-            how = "without a word" if said is None else f"with {said}"
+            how = "without a word" if seen.last_line is None else f"with {seen.last_line}"
             if attempt.stopped_by is not None:
                 # The last line of its log is then what its processes printed because they were ended.
                 how = f"because {attempt.stopped_by}"
@@ -250,6 +239,21 @@ class Campaign:
         devices = replace(devices_of(request), measured=measured)
         cell = self._study.cell(cell_id)
         return lighter(cell, Surroundings.of(cell, devices, request.gpus_per_node))
+
+
+def _passing_cause(attempt: Attempt, seen: Seen) -> str | None:
+    """What prevented the first cell of a launch and may have passed; None if nothing is known to.
+
+    Raises MachineError if no launch can start on this machine.
+    """
+    (outcome,) = attempt.outcomes.values()
+    if outcome is Outcome.NODE_FAILED or attempt.stopped_by is not None:
+        return attempt.stopped_by if outcome is Outcome.NODE_FAILED else None
+    if outcome is Outcome.CANCELLED and seen.fault is not None:
+        raise MachineError(f"workers cannot start on this machine: {seen.fault}; {_NOT_STARTED}")
+    if outcome is Outcome.MISSING_RANKS and seen.unmet is not None:
+        return f"the workers did not meet ({seen.unmet})"
+    return None
 
 
 def _slots(planned: PlannedLaunch, cells: Sequence[Cell], tally: Tally) -> tuple[Slot, ...]:

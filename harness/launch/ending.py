@@ -1,8 +1,8 @@
 """How a launch ended: what its processes left in logs and notes, and the ending that follows for its runs.
 
-The first half reads signs: torchrun's closing reports, messages of schedulers, kills of the kernel, notes of
-nodes that left. The second half infers an `Ending` from them, for runs that lack rank records and for a
-launch that ended before its first cell began.
+`look_back` reads what was seen: torchrun's closing reports, messages of schedulers, kills of the kernel,
+notes of nodes that left. `judged` infers an `Ending` from it by rules in order, for runs that lack rank
+records and for a launch that ended before its first cell began.
 
 Torchrun's reports are read from its log. Its error files lack the exit code and the signal of a rank that
 was killed, and the logs of launches by earlier versions have to be read in any case.
@@ -11,9 +11,9 @@ was killed, and the logs of launches by earlier versions have to be read in any 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -195,9 +195,15 @@ def unless_disk_full(folder: Path, ending: Ending) -> Ending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signs:
-    """Signs of how a launch ended, in addition to the exits of its ranks."""
+class Seen:
+    """What was seen of a launch that has ended."""
 
+    started: tuple[str, ...] = ()
+    """Ids of the runs that began, in order."""
+    stopped: Ending | None = None
+    """Why the supervisor ended it; None: it ended by itself, or because a node left."""
+    exits: tuple[RankExit, ...] = ()
+    """The ranks that torchrun reported as failed."""
     exit_code: int | None = None
     """The exit code of the process that was started, negative for a signal. None: the supervisor ended it."""
     asked_to_end: bool = False
@@ -212,54 +218,119 @@ class Signs:
     """Ranks that ended with exit code 0 during the run and left no record."""
     out_of_memory_kills: int | None = None
     """Processes that kernels ended because memory ran out during the launch; None: not known."""
+    away: str | None = None
+    """How the scheduler did not answer. This field and the next ones are set only if no run began and the
+    supervisor did not stop the launch."""
+    unmet: str | None = None
+    """How the nodes failed to meet."""
+    fault: str | None = None
+    """The line of a log that says why no launch can start on this machine."""
+    last_line: str | None = None
+    """The last line that the launch has printed, with its file."""
+
+    @property
+    def killed_by(self) -> str | None:
+        """The signal that killed the process that was started."""
+        return None if self.exit_code is None or self.exit_code >= 0 else signal_name(-self.exit_code)
 
 
-_FROM_OUTSIDE = Ending(Outcome.CANCELLED, "its processes were asked to end by a signal from outside")
+def look_back(folder: Path, launch: Launch, words: LogWords, known: Seen) -> Seen:
+    """Add what a launch that has ended left in its folder to what its supervisor has `known` itself.
 
-
-def inferred_ending(exits: Sequence[RankExit], stopped: Ending | None, signs: Signs | None = None) -> Ending:
-    """The ending of a run that was in progress when its launch ended and lacks rank records.
-
-    `exits` are the ranks that torchrun reported as failed; `stopped` is set if the supervisor ended the
-    launch. An end that no rule recognises is `unknown`, with advice to read the logs.
+    That has the kills on this host; agents print those of other hosts.
     """
-    signs = signs or Signs()
-    if stopped is not None:
-        return stopped
-    if signs.ended_early:
-        # The others fail because these are gone.
-        early = signs.ended_early
-        who = f"rank {min(early)}" if len(early) == 1 else f"{len(early)} ranks"
-        reason = (
-            f"{who} ended with exit code 0 before the run was over: the program must return, and not end its "
-            f"process (os._exit)"
-        )
-        return Ending(Outcome.CRASHED, reason)
-    exits = [rank for rank in exits if rank.signal is not None or rank.rank not in signs.recorded]
-    # torchrun itself ends the other ranks with SIGTERM when one has failed.
-    culprits = [rank for rank in exits if rank.signal != "SIGTERM"]
-    if culprits:
-        return _failed(culprits, signs)
-    by_code = signs.exit_code is None or signs.exit_code >= 0
-    if signs.left is not None and by_code:
-        return Ending(Outcome.MISSING_RANKS, f"ranks are missing: {signs.left}")
-    if signs.killed_on_a_node is not None:
-        # The guardian of the killed process, or srun, has asked the other ranks to end.
-        return _process_killed(*signs.killed_on_a_node, signs)
-    if exits or signs.asked_to_end:
-        return _FROM_OUTSIDE
-    return _without_ranks(signs)
+    exits, printed = rank_exits(folder), printed_kills(folder, words.out_of_memory)
+    counts = [count for count in (known.out_of_memory_kills, printed) if count is not None]
+    seen = replace(
+        known,
+        exits=exits,
+        asked_to_end=asked_to_end(folder, nodes=launch.placement.nodes),
+        killed_on_a_node=killed_on_a_node(folder, words),
+        left=who_left(folder),
+        ended_early=_ended_early(launch, exits, known) if known.started else frozenset(),
+        out_of_memory_kills=sum(counts) if counts else None,
+    )
+    if seen.started or seen.stopped is not None:
+        return seen
+    away = scheduler_said(folder, words.scheduler_away)
+    return replace(
+        seen,
+        away=None if away is None else away["words"],
+        unmet=no_rendezvous(folder, exits),
+        fault=machine_fault(folder, launch, exits),
+        last_line=log_end(folder),
+    )
 
 
-def _failed(culprits: Sequence[RankExit], signs: Signs) -> Ending:
-    """Infer the ending from the ranks that were killed, or else from the first rank that left a message."""
-    killed = [rank for rank in culprits if rank.signal is not None]
-    by_kernel = [rank for rank in killed if rank.signal == "SIGKILL"]
-    if by_kernel and signs.out_of_memory_kills:
-        return _out_of_memory(f"rank {by_kernel[0].rank}", signs.out_of_memory_kills)
-    if killed:
-        return Ending(Outcome.CRASHED, f"rank {killed[0].rank} was killed by {killed[0].signal}")
-    first = next((rank for rank in culprits if rank.message), culprits[0])
+def _ended_early(launch: Launch, exits: Sequence[RankExit], known: Seen) -> frozenset[int]:
+    """Ranks that ended without a record of the last run, and without a failure that torchrun reports.
+
+    They are known only if all torchruns ended without an error, or if there is one torchrun and it has
+    reported the ranks that failed. Otherwise the set is empty.
+    """
+    reported = bool(exits) and launch.placement.nodes == 1
+    if known.exit_code != 0 and (known.exit_code is None or known.exit_code < 0 or not reported):
+        return frozenset()
+    return frozenset(range(launch.placement.gpus)) - {rank.rank for rank in exits} - known.recorded
+
+
+def judged(seen: Seen) -> Ending:
+    """The ending of the runs that a launch leaves without all rank records, or of a launch in which none
+    began.
+
+    The first rule that answers decides. An end that no rule recognises is `unknown`, with advice to read the
+    logs.
+    """
+    ending = next(found for rule in _RULES if (found := rule(seen)) is not None)
+    return ending if seen.started else Ending(ending.outcome, f"before any cell began: {ending.reason}")
+
+
+def _stopped(seen: Seen) -> Ending | None:
+    return seen.stopped
+
+
+def _before_the_program(seen: Seen) -> Ending | None:
+    """The scheduler, the network or the machine kept the first cell from its start: not the cell's fault."""
+    if seen.killed_on_a_node is not None or seen.killed_by is not None:
+        return None
+    if seen.away is not None:
+        return Ending(Outcome.NODE_FAILED, f"the scheduler did not answer: {seen.away}")
+    if seen.unmet is not None:
+        # Checked first: this launch is tried again, and a fault of the machine would end the campaign.
+        return Ending(Outcome.MISSING_RANKS, f"the workers did not meet ({seen.unmet})")
+    if seen.fault is not None:
+        # The cell is run again when the machine is repaired.
+        return Ending(Outcome.CANCELLED, f"the machine is the cause: {seen.fault}")
+    return None
+
+
+def _rank_ended_early(seen: Seen) -> Ending | None:
+    """The others fail because these are gone."""
+    early = seen.ended_early
+    if not early:
+        return None
+    who = f"rank {min(early)}" if len(early) == 1 else f"{len(early)} ranks"
+    reason = (
+        f"{who} ended with exit code 0 before the run was over: the program must return, and not end its "
+        f"process (os._exit)"
+    )
+    return Ending(Outcome.CRASHED, reason)
+
+
+def _rank_killed(seen: Seen) -> Ending | None:
+    killed = _killed(seen.exits)
+    if not killed:
+        return None
+    by_kernel = [rank for rank in killed if rank.signal == "SIGKILL"] if seen.out_of_memory_kills else []
+    first = (by_kernel or killed)[0]
+    return _kill(f"rank {first.rank}", str(first.signal), seen, Outcome.CRASHED)
+
+
+def _rank_failed(seen: Seen) -> Ending | None:
+    failed = [rank for rank in seen.exits if rank.signal is None and rank.rank not in seen.recorded]
+    if not failed:
+        return None
+    first = next((rank for rank in failed if rank.message), failed[0])
     reason = f"rank {first.rank}: {first.message or f'exit code {first.exit_code}'}"
     if first.message and _DISK_FULL.search(first.message):
         # Not the cell's fault: the cell is run again when the disk has room.
@@ -267,29 +338,70 @@ def _failed(culprits: Sequence[RankExit], signs: Signs) -> Ending:
     return Ending(Outcome.CRASHED, reason)
 
 
-def _without_ranks(signs: Signs) -> Ending:
-    """Infer the ending, if no rank was reported as failed, from the end of the process that started the
-    ranks."""
-    code = signs.exit_code
-    if signs.recorded and (code is None or code >= 0):
-        reason = "some ranks recorded that others went away, and no record says how those ended"
-        return Ending(Outcome.MISSING_RANKS, reason)
-    if code is None or code >= 0:
-        return Ending(Outcome.UNKNOWN, "the launch ended without a word; see its logs")
-    name = signal_name(-code)
-    if name == "SIGTERM":
-        return _FROM_OUTSIDE
-    return _process_killed("the process that started the ranks", name, signs)
+def _node_left(seen: Seen) -> Ending | None:
+    if seen.left is None or seen.killed_by is not None:
+        return None
+    return Ending(Outcome.MISSING_RANKS, f"ranks are missing: {seen.left}")
 
 
-def _process_killed(who: str, name: str, signs: Signs) -> Ending:
-    if name == "SIGKILL" and signs.out_of_memory_kills:
-        return _out_of_memory(who, signs.out_of_memory_kills)
-    # No rank's program can do that: the cell is run again.
-    return Ending(Outcome.MISSING_RANKS, f"{who} was killed by {name}")
+def _node_killed(seen: Seen) -> Ending | None:
+    """The guardian of the killed process, or srun, has asked the other ranks to end."""
+    killed = seen.killed_on_a_node
+    return None if killed is None else _kill(*killed, seen, Outcome.MISSING_RANKS)
 
 
-def _out_of_memory(who: str, kills: int) -> Ending:
+def _from_outside(seen: Seen) -> Ending | None:
+    # torchrun ends its ranks with SIGTERM also when one has failed, but then an earlier rule has answered.
+    asked = seen.asked_to_end or "SIGTERM" in {seen.killed_by, *(rank.signal for rank in seen.exits)}
+    reason = "its processes were asked to end by a signal from outside"
+    return Ending(Outcome.CANCELLED, reason) if asked else None
+
+
+def _starter_killed(seen: Seen) -> Ending | None:
+    who, by = "the process that started the ranks", seen.killed_by
+    return None if by is None else _kill(who, by, seen, Outcome.MISSING_RANKS)
+
+
+def _peers_lost(seen: Seen) -> Ending | None:
+    reason = "some ranks recorded that others went away, and no record says how those ended"
+    return Ending(Outcome.MISSING_RANKS, reason) if seen.recorded else None
+
+
+def _launcher_ended(seen: Seen) -> Ending | None:
+    if seen.started or seen.exit_code is None:
+        return None
+    see = "without a word" if seen.last_line is None else f"see {seen.last_line}"
+    return Ending(Outcome.CRASHED, f"its launcher {exit_words(seen.exit_code)}, {see}")
+
+
+def _unsaid(seen: Seen) -> Ending:
+    return Ending(Outcome.UNKNOWN, "the launch ended without a word; see its logs")
+
+
+_RULES: tuple[Callable[[Seen], Ending | None], ...] = (
+    _stopped,
+    _before_the_program,
+    _rank_ended_early,
+    _rank_killed,
+    _rank_failed,
+    _node_left,
+    _node_killed,
+    _from_outside,
+    _starter_killed,
+    _peers_lost,
+    _launcher_ended,
+    _unsaid,
+)
+
+
+def _kill(who: str, by: str, seen: Seen, otherwise: Outcome) -> Ending:
+    """The ending by a signal: out of memory if kernels ended processes meanwhile, else `otherwise`.
+
+    No rank's program can end a process other than its own: such a cell is run again.
+    """
+    kills = seen.out_of_memory_kills
+    if by != "SIGKILL" or not kills:
+        return Ending(otherwise, f"{who} was killed by {by}")
     return Ending(
         Outcome.OUT_OF_MEMORY,
         f"{who} was killed by SIGKILL, and meanwhile the kernel of its hosts ended "
@@ -297,38 +409,9 @@ def _out_of_memory(who: str, kills: int) -> Ending:
     )
 
 
-def startup_ending(
-    folder: Path,
-    launch: Launch,
-    exits: Sequence[RankExit],
-    stopped: Ending | None,
-    signs: Signs,
-    patterns: LogWords,
-) -> Ending:
-    """The ending of a launch that ended before its first cell began."""
-    ending = inferred_ending(exits, stopped, signs)
-    killed = signs.killed_on_a_node is not None or (signs.exit_code or 0) < 0
-    if stopped is None and not killed:
-        away = scheduler_said(folder, patterns.scheduler_away)
-        fault, unmet = machine_fault(folder, launch, exits), no_rendezvous(folder, exits)
-        if away is not None:
-            ending = Ending(Outcome.NODE_FAILED, f"the scheduler did not answer: {away['words']}")
-        elif unmet is not None:
-            # Checked first: this launch is tried again, and a fault of the machine would end the campaign.
-            ending = Ending(Outcome.MISSING_RANKS, f"the workers did not meet ({unmet})")
-        elif fault is not None:
-            # Not the cell's fault: the cell is run again when the machine is repaired.
-            ending = Ending(Outcome.CANCELLED, f"the machine is the cause: {fault}")
-        elif ending.outcome is Outcome.UNKNOWN and signs.exit_code is not None and signs.exit_code >= 0:
-            said = log_end(folder)
-            see = "without a word" if said is None else f"see {said}"
-            ending = Ending(Outcome.CRASHED, f"its launcher {exit_words(signs.exit_code)}, {see}")
-    return Ending(ending.outcome, f"before any cell began: {ending.reason}")
-
-
 def machine_fault(folder: Path, launch: Launch, exits: Sequence[RankExit]) -> str | None:
     """The line of a log that says why no launch can start on this machine; None if no line is certain."""
-    if _any_killed(exits):
+    if _killed(exits):
         return None
     found = (_MACHINE_AT_END.fullmatch(said) for said in _last_words(folder, launch, exits))
     at_end = next((match[0] for match in found if match is not None), None)
@@ -351,7 +434,7 @@ def _last_words(folder: Path, launch: Launch, exits: Sequence[RankExit]) -> Iter
 def no_rendezvous(folder: Path, exits: Sequence[RankExit]) -> str | None:
     """How the nodes of a launch failed to meet, in torch's words; None if that is not why it ended."""
     # The others lose a rank that was killed, and say so in the same words.
-    return None if _any_killed(exits) else _first_match(_NO_RENDEZVOUS, folder)
+    return None if _killed(exits) else _first_match(_NO_RENDEZVOUS, folder)
 
 
 def log_end(folder: Path) -> str | None:
@@ -360,8 +443,9 @@ def log_end(folder: Path) -> str | None:
     return next((f"{log}: {line}" for log, line in said if line), None)
 
 
-def _any_killed(exits: Sequence[RankExit]) -> bool:
-    return any(rank.signal not in (None, "SIGTERM") for rank in exits)
+def _killed(exits: Sequence[RankExit]) -> list[RankExit]:
+    """The ranks that a signal killed; torchrun itself ends the others with SIGTERM when one has failed."""
+    return [rank for rank in exits if rank.signal not in (None, "SIGTERM")]
 
 
 def _first_match(pattern: re.Pattern[str], folder: Path) -> str | None:

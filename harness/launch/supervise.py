@@ -12,16 +12,13 @@ from types import FrameType
 
 from harness.launch.command import worker_environment
 from harness.launch.ending import (
-    Signs,
+    Seen,
     asked_to_end,
-    inferred_ending,
-    killed_on_a_node,
+    judged,
+    look_back,
     never_started,
     out_of_memory_kills,
-    printed_kills,
-    rank_exits,
     scheduler_said,
-    startup_ending,
     unless_disk_full,
     who_left,
 )
@@ -32,7 +29,7 @@ from harness.launch.starter import Starter
 from harness.worker.rank.log import MARGIN_S
 from results.files import no_follow
 from results.foreign_text import REASON_CHARACTERS, shortened
-from results.launch import Attempt, Launch, RankExit, flight_paths, rank_log_path, torchrun_log_path
+from results.launch import Attempt, Launch, flight_paths, rank_log_path, torchrun_log_path
 from results.outcome import Ending, Outcome
 from results.plan import kind_of
 from results.store import Study, utc_now
@@ -84,7 +81,7 @@ class Supervisor:
         self._deserted_by: str | None = None
         """The nodes that left, if this supervisor ended the launch because of it."""
 
-    def run(self) -> tuple[Attempt, LaunchState]:
+    def run(self) -> tuple[Attempt, Seen]:
         """Start the workers and stay until they have ended.
 
         Raises Interrupted after Ctrl-C, SIGTERM or SIGHUP, when the workers are gone and the attempt is
@@ -108,9 +105,10 @@ class Supervisor:
                 # After any error, all workers are ended and the launch still gets its record.
                 with _deaf() as heard:
                     exit_code = process.end()
-                    attempt = self._attempt(command, started_at, began, exit_code, stopped)
+                    seen = self._look_back(exit_code, stopped)
+                    attempt = self._attempt(command, started_at, began, exit_code, seen)
                     self._study.add_attempt(attempt)
-                    if not self._state.started:
+                    if not seen.started:
                         # Results are listed by the folders of runs: the run of the first slot shows how the
                         # launch ended.
                         first = self._launch.slots[0]
@@ -120,36 +118,45 @@ class Supervisor:
             raise Interrupted(stopped)
         if heard:
             raise Interrupted(self._starter.interruption())
-        return attempt, self._state
+        return attempt, seen
 
     def _until_end(self, process: Guarded) -> tuple[Ending | None, bool]:
         """Watch the launch. Returns why it is ended (None: it ended by itself), and whether the job is
         over."""
-        log_patterns = self._starter.log_words
         try:
             stopped = self._watch_over(process)
-            over = None if self._state.started else scheduler_said(self._folder, log_patterns.allocation_over)
-            if stopped is None and over is not None:
-                # The scheduler says why it has ended the job, and may also send a signal meanwhile.
-                end = time.monotonic() + NOTICE_S
-                while time.monotonic() < end:
-                    if (notice := self._starter.notice()) is not None:
-                        return notice, True
-                    time.sleep(POLL_S)
-                return Ending(Outcome.CANCELLED, f"its allocation was over: {over['words']}"), True
-            failed = scheduler_said(self._folder, log_patterns.node_failed)
-            if failed is not None and (stopped is None or stopped.outcome is Outcome.HUNG):
-                # Even if the job may continue without the node, no other launch of this size can start.
-                reason = f"the scheduler says that the node {failed['node']} failed"
-                return self._starter.notice() or Ending(Outcome.NODE_FAILED, reason), True
-            if stopped is None and self._asked_to_end():
-                # A scheduler that ends a job may reach the workers before it reaches this process.
-                stopped = self._starter.notice()
-                return stopped, stopped is not None
+            over = self._job_over(stopped)
         except KeyboardInterrupt:
             with _deaf():
                 return self._starter.interruption(), True
-        return stopped, False
+        return (stopped, False) if over is None else (over, True)
+
+    def _job_over(self, stopped: Ending | None) -> Ending | None:
+        """Why the job of a launch that has ended is over; None if it is not."""
+        words = self._starter.log_words
+        over = None if self._state.started else scheduler_said(self._folder, words.allocation_over)
+        if stopped is None and over is not None:
+            reason = f"its allocation was over: {over['words']}"
+            return self._awaited_notice() or Ending(Outcome.CANCELLED, reason)
+        failed = scheduler_said(self._folder, words.node_failed)
+        if failed is not None and (stopped is None or stopped.outcome is Outcome.HUNG):
+            # Even if the job may continue without the node, no other launch of this size can start.
+            reason = f"the scheduler says that the node {failed['node']} failed"
+            return self._starter.notice() or Ending(Outcome.NODE_FAILED, reason)
+        if stopped is None and asked_to_end(self._folder, nodes=self._launch.placement.nodes):
+            # A scheduler that ends a job may reach the workers before it reaches this process.
+            return self._starter.notice()
+        return None
+
+    def _awaited_notice(self) -> Ending | None:
+        """Why the scheduler has ended the job, which it may say only after a while."""
+        end = time.monotonic() + NOTICE_S
+        while time.monotonic() < end:
+            # A signal may also come meanwhile.
+            if (notice := self._starter.notice()) is not None:
+                return notice
+            time.sleep(POLL_S)
+        return None
 
     def _watch_over(self, process: Guarded) -> Ending | None:
         """Return when the launch has ended or is to be ended: None if it ended by itself, or a node left."""
@@ -227,78 +234,46 @@ class Supervisor:
         if self._state.ready and self._ready_at is None:
             self._ready_at = time.monotonic()
 
-    def _attempt(
-        self,
-        command: tuple[str, ...],
-        started_at: str,
-        began: float,
-        exit_code: int | None,
-        stopped: Ending | None,
-    ) -> Attempt:
+    def _look_back(self, exit_code: int | None, stopped: Ending | None) -> Seen:
         # A run may have begun between the last look and the end.
         self._read_log()
         # Another rank may have begun a run that rank 0 had not reached.
         begun = {*self._state.started, *(slot.run_id for slot in self._study.begun_slots(self._launch))}
-        self._state.started = [slot.run_id for slot in self._launch.slots if slot.run_id in begun]
-        words, exits = self._starter.log_words, rank_exits(self._folder)
-        # Out-of-memory kills on this host since the start, and those that agents of other hosts printed.
-        now = None if self._starter.tells_kills else out_of_memory_kills()
-        here = None if now is None or self._kills_before is None else max(now - self._kills_before, 0)
-        elsewhere = printed_kills(self._folder, words.out_of_memory)
-        kills = None if here is None and elsewhere is None else (here or 0) + (elsewhere or 0)
-        signs = Signs(
+        started = [slot.run_id for slot in self._launch.slots if slot.run_id in begun]
+        now, before = None if self._starter.tells_kills else out_of_memory_kills(), self._kills_before
+        known = Seen(
+            started=tuple(started),
+            recorded=self._records(started[-1]) if started else frozenset(),
+            stopped=stopped,
             exit_code=exit_code if self._deserted_by is None else None,
-            asked_to_end=self._asked_to_end(),
-            killed_on_a_node=killed_on_a_node(self._folder, words),
-            left=who_left(self._folder),
-            recorded=self._recorded(),
-            ended_early=self._ended_early(exits, exit_code),
-            out_of_memory_kills=kills,
+            out_of_memory_kills=None if now is None or before is None else max(now - before, 0),
         )
-        if self._state.started:
-            ranks = self._launch.placement.gpus
-            unfinished = [run for run in self._state.started if len(self._records(run)) < ranks]
-            ending = inferred_ending(exits, stopped, signs)
-            if unfinished and stopped is None:
-                ending = unless_disk_full(self._folder, ending)
-        else:
-            # The run of the first slot gets this ending; the cells of all other slots are still to be done.
-            unfinished = [self._launch.slots[0].run_id]
-            ending = startup_ending(self._folder, self._launch, exits, stopped, signs, words)
+        return look_back(self._folder, self._launch, self._starter.log_words, known)
+
+    def _attempt(
+        self, command: tuple[str, ...], started_at: str, began: float, exit_code: int | None, seen: Seen
+    ) -> Attempt:
+        ranks = self._launch.placement.gpus
+        # If no run began, that of the first slot gets the ending; all other cells are still to be done.
+        runs = seen.started or (self._launch.slots[0].run_id,)
+        unfinished = [run for run in runs if len(self._records(run)) < ranks]
+        ending = judged(seen)
+        if unfinished and seen.started and seen.stopped is None:
+            ending = unless_disk_full(self._folder, ending)
         return Attempt(
             launch_id=self._launch.launch_id,
             command=command,
             started_at=started_at,
             ended_at=utc_now(),
             exit_code=exit_code,
-            stopped_by=self._deserted_by if stopped is None else stopped.reason,
+            stopped_by=self._deserted_by if seen.stopped is None else seen.stopped.reason,
             outcomes=dict.fromkeys(unfinished, ending.outcome),
             reasons=dict.fromkeys(unfinished, shortened(ending.reason, REASON_CHARACTERS)),
-            ranks=exits,
+            ranks=seen.exits,
             heartbeats={str(rank): at for rank, at in heartbeats(self._folder).items()},
-            out_of_memory_kills=kills,
+            out_of_memory_kills=seen.out_of_memory_kills,
             startup_ns=None if self._ready_at is None else round((self._ready_at - began) * 1e9),
         )
-
-    def _asked_to_end(self) -> bool:
-        return asked_to_end(self._folder, nodes=self._launch.placement.nodes)
-
-    def _recorded(self) -> frozenset[int]:
-        """Ranks that have a record of the last run that began."""
-        return self._records(self._state.started[-1]) if self._state.started else frozenset()
-
-    def _ended_early(self, exits: Sequence[RankExit], exit_code: int | None) -> frozenset[int]:
-        """Ranks that ended without a record of the last run, and without a failure that torchrun reports.
-
-        They are known only if all torchruns ended without an error, or if there is one torchrun and it has
-        reported the ranks that failed. Otherwise the set is empty.
-        """
-        reported = bool(exits) and self._launch.placement.nodes == 1
-        well = exit_code == 0 or (exit_code is not None and exit_code > 0 and reported)
-        if not well or not self._state.started or self._deserted_by is not None:
-            return frozenset()
-        failed = {rank.rank for rank in exits}
-        return frozenset(range(self._launch.placement.gpus)) - failed - self._recorded()
 
     def _records(self, run_id: str) -> frozenset[int]:
         cell_id = next(slot.cell_id for slot in self._launch.slots if slot.run_id == run_id)

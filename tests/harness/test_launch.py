@@ -13,6 +13,8 @@ import subprocess
 import sys
 import tokenize
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +30,7 @@ from launching import EMPTY_PLAN, a_launch, a_result
 from harness import cli
 from harness.launch import preflight
 from harness.launch.command import Rendezvous, torchrun_command, worker_environment
-from harness.launch.ending import Signs, asked_to_end, inferred_ending, rank_exits
+from harness.launch.ending import Seen, asked_to_end, judged, rank_exits
 from harness.launch.follow import LaunchState, LogTail, Pulse
 from harness.launch.machine import Machine
 from harness.launch.pace import Deadline, Pace
@@ -113,6 +115,10 @@ def test_a_launch_of_one_host_needs_neither_its_name_nor_what_others_left(bench_
     assert ("warning   the name of this host, i-7840df31, does not resolve" in done.stdout) == bool(before)
 
 
+_seen = partial(Seen, started=("r",))
+"""What was seen of a launch in which a run began."""
+
+
 # What torchrun 2.13 printed when rank 1 of 2 was killed by the kernel, hosts and paths shortened.
 KILLED = """\
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
@@ -147,7 +153,7 @@ def test_torchruns_report_is_read_and_its_own_sigterm_blamed_on_nobody(tmp_path)
         (0, "SIGTERM", None),
         (1, "SIGKILL", None),
     ]
-    assert inferred_ending(exits, None) == (Outcome.CRASHED, "rank 1 was killed by SIGKILL")
+    assert judged(_seen(exits=exits)) == (Outcome.CRASHED, "rank 1 was killed by SIGKILL")
 
 
 def test_a_rank_that_raised_is_quoted_from_its_error_file(tmp_path) -> None:
@@ -157,12 +163,12 @@ def test_a_rank_that_raised_is_quoted_from_its_error_file(tmp_path) -> None:
     report = f"  rank      : 1 (local_rank: 0)\n  exitcode  : 1 (pid: 7)\n  error_file: {error}\n"
     (tmp_path / "torchrun.log").write_text(report)
     exits = rank_exits(tmp_path)
-    assert inferred_ending(exits, None) == (
+    assert judged(_seen(exits=exits)) == (
         Outcome.CANCELLED,
         "the disk is full: rank 1: OSError: [Errno 28] No space left on device",
     )
     error.write_text(json.dumps({"message": {"message": "ValueError: no room in the model"}}))
-    assert inferred_ending(rank_exits(tmp_path), None) == (
+    assert judged(_seen(exits=rank_exits(tmp_path))) == (
         Outcome.CRASHED,
         "rank 1: ValueError: no room in the model",
     )
@@ -171,7 +177,7 @@ def test_a_rank_that_raised_is_quoted_from_its_error_file(tmp_path) -> None:
 def test_what_the_supervisor_did_comes_before_how_ranks_ended() -> None:
     stopped = Ending(Outcome.HUNG, "no rank said anything for 900 s")
     exits = (RankExit(rank=0, exit_code=None, signal="SIGTERM", message=None),)
-    assert inferred_ending(exits, stopped) == (Outcome.HUNG, "no rank said anything for 900 s")
+    assert judged(_seen(exits=exits, stopped=stopped)) == (Outcome.HUNG, "no rank said anything for 900 s")
 
 
 def _exit(rank: int, *, code: int | None = None, by: str | None = None) -> RankExit:
@@ -190,56 +196,55 @@ ENDED = "node 1: its torchrun ended with exit code 1"
 
 
 @pytest.mark.parametrize(
-    ("exits", "signs", "outcome", "reason"),
+    ("exits", "seen", "outcome", "reason"),
     [
-        ([_exit(0, by="SIGABRT"), _exit(1, by="SIGKILL")], Signs(out_of_memory_kills=2),
+        ([_exit(0, by="SIGABRT"), _exit(1, by="SIGKILL")], _seen(out_of_memory_kills=2),
          Outcome.OUT_OF_MEMORY, f"rank 1 was killed by SIGKILL, {KILLS} 2 processes because memory ran out"),
-        ([_exit(1, by="SIGKILL")], Signs(out_of_memory_kills=0),
+        ([_exit(1, by="SIGKILL")], _seen(out_of_memory_kills=0),
          Outcome.CRASHED, "rank 1 was killed by SIGKILL"),
         # Memory of the host ran out for another process: no evidence on these ranks.
-        ([_exit(1, by="SIGSEGV")], Signs(out_of_memory_kills=1),
+        ([_exit(1, by="SIGSEGV")], _seen(out_of_memory_kills=1),
          Outcome.CRASHED, "rank 1 was killed by SIGSEGV"),
-        ([_exit(1, code=3)], Signs(out_of_memory_kills=1), Outcome.CRASHED, "rank 1: exit code 3"),
-        ([_exit(0, by="SIGTERM"), _exit(1, by="SIGTERM")], Signs(exit_code=1), Outcome.CANCELLED, OUTSIDE),
-        ([], Signs(exit_code=1, asked_to_end=True), Outcome.CANCELLED, OUTSIDE),
-        ([], Signs(exit_code=-15), Outcome.CANCELLED, OUTSIDE),
-        ([], Signs(exit_code=-9, out_of_memory_kills=0), Outcome.MISSING_RANKS, STARTER),
-        ([], Signs(exit_code=-9, out_of_memory_kills=1), Outcome.OUT_OF_MEMORY,
+        ([_exit(1, code=3)], _seen(out_of_memory_kills=1), Outcome.CRASHED, "rank 1: exit code 3"),
+        ([_exit(0, by="SIGTERM"), _exit(1, by="SIGTERM")], _seen(exit_code=1), Outcome.CANCELLED, OUTSIDE),
+        ([], _seen(exit_code=1, asked_to_end=True), Outcome.CANCELLED, OUTSIDE),
+        ([], _seen(exit_code=-15), Outcome.CANCELLED, OUTSIDE),
+        ([], _seen(exit_code=-9, out_of_memory_kills=0), Outcome.MISSING_RANKS, STARTER),
+        ([], _seen(exit_code=-9, out_of_memory_kills=1), Outcome.OUT_OF_MEMORY,
          f"{STARTER}, {KILLS} 1 process because memory ran out"),
-        ([], Signs(exit_code=1, out_of_memory_kills=1), Outcome.UNKNOWN, UNSAID),
+        ([], _seen(exit_code=1, out_of_memory_kills=1), Outcome.UNKNOWN, UNSAID),
         # Rank 0 has written that the others went away, and its own exit tells no more.
-        ([_exit(0, code=1)], Signs(exit_code=1, recorded=frozenset({0})), Outcome.MISSING_RANKS, LEFT),
+        ([_exit(0, code=1)], _seen(exit_code=1, recorded=frozenset({0})), Outcome.MISSING_RANKS, LEFT),
         # Whoever waited for a node that left was ended by its own supervisor.
-        ([_exit(0, by="SIGTERM")], Signs(exit_code=1, left="node 1: its pod was asked to end"),
+        ([_exit(0, by="SIGTERM")], _seen(exit_code=1, left="node 1: its pod was asked to end"),
          Outcome.MISSING_RANKS, "ranks are missing: node 1: its pod was asked to end"),
         # So that a node which noticed is not blamed: the one that went first may have said nothing.
-        ([_exit(0, code=1)], Signs(exit_code=1, recorded=frozenset({0}), left=ENDED), Outcome.MISSING_RANKS,
+        ([_exit(0, code=1)], _seen(exit_code=1, recorded=frozenset({0}), left=ENDED), Outcome.MISSING_RANKS,
          f"ranks are missing: {ENDED}"),
         # What ended this node's torchrun may be why the other left.
-        ([], Signs(exit_code=-9, out_of_memory_kills=0, left=ENDED), Outcome.MISSING_RANKS, STARTER),
+        ([], _seen(exit_code=-9, out_of_memory_kills=0, left=ENDED), Outcome.MISSING_RANKS, STARTER),
         # A rank that failed there tells more.
-        ([_exit(1, code=3)], Signs(exit_code=1, left=ENDED), Outcome.CRASHED, "rank 1: exit code 3"),
+        ([_exit(1, code=3)], _seen(exit_code=1, left=ENDED), Outcome.CRASHED, "rank 1: exit code 3"),
         # The others fail because it is gone, however they do.
         ([_exit(0, code=1), _exit(2, by="SIGABRT")],
-         Signs(exit_code=1, recorded=frozenset({0}), ended_early=frozenset({1})), Outcome.CRASHED,
+         _seen(exit_code=1, recorded=frozenset({0}), ended_early=frozenset({1})), Outcome.CRASHED,
          "rank 1 ended with exit code 0 before the run was over: the program must return, and not end its"
          " process (os._exit)"),
         # A rank that lost its peer is no culprit, unless it has recorded nothing or was itself killed.
-        ([_exit(0, code=1)], Signs(exit_code=143, killed_on_a_node=LOST),
+        ([_exit(0, code=1)], _seen(exit_code=143, killed_on_a_node=LOST),
          Outcome.CRASHED, "rank 0: exit code 1"),
-        ([_exit(0, code=1)], Signs(exit_code=143, killed_on_a_node=LOST, recorded=frozenset({0})),
+        ([_exit(0, code=1)], _seen(exit_code=143, killed_on_a_node=LOST, recorded=frozenset({0})),
          Outcome.MISSING_RANKS, "a node's torchrun was killed by SIGKILL"),
-        ([_exit(0, by="SIGSEGV")], Signs(exit_code=143, killed_on_a_node=LOST, recorded=frozenset({0})),
+        ([_exit(0, by="SIGSEGV")], _seen(exit_code=143, killed_on_a_node=LOST, recorded=frozenset({0})),
          Outcome.CRASHED, "rank 0 was killed by SIGSEGV"),
-        ([], Signs(exit_code=137, killed_on_a_node=("the agent of n2", "SIGKILL"), out_of_memory_kills=1),
+        ([], _seen(exit_code=137, killed_on_a_node=("the agent of n2", "SIGKILL"), out_of_memory_kills=1),
          Outcome.OUT_OF_MEMORY,
          f"the agent of n2 was killed by SIGKILL, {KILLS} 1 process because memory ran out"),
-        ([], Signs(), Outcome.UNKNOWN, UNSAID),
-        ([], None, Outcome.UNKNOWN, UNSAID),
+        ([], _seen(), Outcome.UNKNOWN, UNSAID),
     ],
 )  # fmt: skip
-def test_an_end_is_read_from_what_was_seen_and_is_unknown_otherwise(exits, signs, outcome, reason) -> None:
-    assert inferred_ending(exits, None, signs) == (outcome, reason)
+def test_an_end_is_read_from_what_was_seen_and_is_unknown_otherwise(exits, seen, outcome, reason) -> None:
+    assert judged(replace(seen, exits=tuple(exits))) == (outcome, reason)
 
 
 def test_a_launch_was_asked_to_end_if_all_of_its_torchruns_say_so(tmp_path) -> None:
