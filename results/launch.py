@@ -14,7 +14,7 @@ import msgspec
 from results.cell import Backend, Device
 from results.environment import CodeVersion
 from results.job import SILENCE_S, OnFailedProof
-from results.outcome import Evidence, Outcome
+from results.outcome import Ending, Evidence, Outcome
 from results.plan import Order, Placement
 from results.value_types import require_times
 
@@ -120,6 +120,13 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         require_times(self.started_at, self.ended_at)
+
+    def ending(self, run_id: str) -> Ending | None:
+        """How the supervisor concluded that a run ended; None for a run with complete rank records."""
+        outcome = self.outcomes.get(run_id)
+        return (
+            None if outcome is None else Ending(outcome, self.reasons.get(run_id, "no reason was recorded"))
+        )
 
 
 EVENT = msgspec.json.Decoder(dict[str, Any])

@@ -23,7 +23,7 @@ from results.derivation.matching import match
 from results.environment import unlike_devices, unlike_nodes
 from results.errors import SchemaError
 from results.launch import Attempt
-from results.outcome import Evidence, Outcome
+from results.outcome import Ending, Evidence, Outcome
 from results.record import Proof, Quads, RankRecord
 from results.run import PHASES, RunResult
 from results.statistics import Metric, differences, slow_steps, within_run
@@ -90,26 +90,36 @@ def _facts(cell: Cell, run_id: str, ranks: list[RankRecord], attempt: Attempt | 
     Raises SchemaError if they cannot be of one run of this cell.
     """
     _check_ranks(cell, run_id, ranks)
-    outcome, reason = _outcome(cell, run_id, ranks, attempt)
-    if outcome is Outcome.OK and ranks[0].has_steps:
+    ending = _ending(cell, run_id, ranks, attempt)
+    if ending is None and ranks[0].has_steps:
         _check_shapes(cell, run_id, ranks)
         if (found := contradiction(cell, ranks)) is not None:
-            outcome, reason = Outcome.CRASHED, found
-    first = ranks[0] if ranks else None
-    return RunResult(
+            ending = Ending(Outcome.CRASHED, found)
+    outcome, reason = ending or (Outcome.OK, None)
+    facts = RunResult(
         cell_id=cell.id,
         run_id=run_id,
-        launch_id=first.launch_id if first else (attempt.launch_id if attempt else "unknown"),
-        repeat=first.repeat if first else 0,
+        launch_id=attempt.launch_id if attempt else "unknown",
+        repeat=0,
         outcome=outcome,
         reason=reason,
-        evidence=first.evidence if first else Evidence.MEASURED,
-        started_at=min((rank.started_at for rank in ranks), default=None),
+        evidence=Evidence.MEASURED,
+        started_at=None,
         ranks_expected=_expected(cell, ranks),
         ranks_present=len(ranks),
-        environment=first.environment if first else None,
+    )
+    if not ranks:
+        return facts
+    first = ranks[0]
+    return replace(
+        facts,
+        launch_id=first.launch_id,
+        repeat=first.repeat,
+        evidence=first.evidence,
+        started_at=min(rank.started_at for rank in ranks),
+        environment=first.environment,
         hosts=tuple(sorted({rank.environment.host for rank in ranks})),
-        fingerprint=first.environment.fingerprint if first else None,
+        fingerprint=first.environment.fingerprint,
     )
 
 
@@ -147,33 +157,38 @@ def _check_shapes(cell: Cell, run_id: str, ranks: list[RankRecord]) -> None:
         )
 
 
-def _outcome(
-    cell: Cell, run_id: str, ranks: list[RankRecord], attempt: Attempt | None
-) -> tuple[Outcome, str | None]:
-    """Return the outcome of a run, and why it is not OK.
+def _ending(cell: Cell, run_id: str, ranks: list[RankRecord], attempt: Attempt | None) -> Ending | None:
+    """Return how a run ended that is not OK.
 
     A rank's own record counts first, so that HUNG may come from a rank. The supervisor's `attempt` counts if
     ranks left no record, or only record that a peer went away.
     """
-    bad = [rank for rank in ranks if rank.outcome is not Outcome.OK]
-    if bad:
-        worst = min(bad, key=lambda rank: (_WORST_FIRST.index(rank.outcome), rank.rank))
-        if worst.outcome is Outcome.CANCELLED and attempt is not None and run_id in attempt.outcomes:
-            # A rank that only lost a peer is `cancelled`; the supervisor knows how that peer ended.
-            return attempt.outcomes[run_id], attempt.reasons.get(run_id)
-        return worst.outcome, f"rank {worst.rank}: {worst.reason}"
-    expected = _expected(cell, ranks)
-    missing = expected - len({rank.rank for rank in ranks})
-    if missing:
-        if attempt is None:
-            return Outcome.UNKNOWN, "no record says how its launch ended; the launch may still be running"
-        if run_id in attempt.outcomes:
-            return attempt.outcomes[run_id], attempt.reasons.get(run_id)
-        return Outcome.MISSING_RANKS, f"{missing} of {expected} ranks left no record"
+    worst, concluded = _worst(ranks), None if attempt is None else attempt.ending(run_id)
+    if worst is not None:
+        # A rank that only lost a peer is `cancelled`; the supervisor knows how that peer ended.
+        own = Ending(worst.outcome, f"rank {worst.rank}: {worst.reason}")
+        return concluded or own if own.outcome is Outcome.CANCELLED else own
+    expected, present = _expected(cell, ranks), len({rank.rank for rank in ranks})
+    if present == expected:
+        return _unequal_replicas(ranks)
+    if attempt is None:
+        return Ending(Outcome.UNKNOWN, "no record says how its launch ended; the launch may still be running")
+    reason = f"{expected - present} of {expected} ranks left no record"
+    return concluded or Ending(Outcome.MISSING_RANKS, reason)
+
+
+def _unequal_replicas(ranks: list[RankRecord]) -> Ending | None:
+    """Return the ending of a run whose replicas should be equal and are not; a failed proof says more."""
     proof = _proof(ranks)
     if _replicas_agree(ranks) is False and (proof is None or proof.passed):
-        return Outcome.CRASHED, "the replicas' parameters differ at the end of the run"
-    return Outcome.OK, None
+        return Ending(Outcome.CRASHED, "the replicas' parameters differ at the end of the run")
+    return None
+
+
+def _worst(ranks: Sequence[RankRecord]) -> RankRecord | None:
+    """The rank whose outcome is that of the run; None if all are OK."""
+    bad = (rank for rank in ranks if rank.outcome is not Outcome.OK)
+    return min(bad, key=lambda rank: (_WORST_FIRST.index(rank.outcome), rank.rank), default=None)
 
 
 def _measured(facts: RunResult, cell: Cell, ranks: list[RankRecord], *, startup_ns: int | None) -> RunResult:
@@ -183,9 +198,7 @@ def _measured(facts: RunResult, cell: Cell, ranks: list[RankRecord], *, startup_
     per_step = _longest([rank.steps.step_ns for rank in ranks])
     phases = _phases(ranks, step_ns.value)
     p10, median, p90, p99 = (float(q) for q in np.percentile(per_step, [10, 50, 90, 99]))
-    losses, losses_every = mean_losses(ranks)
     foreign, disturbed = _foreign(ranks)
-    memories = [rank.memory for rank in ranks if rank.memory is not None]
     absent = _absent(ranks)
     quads = [rank.quads for rank in ranks if rank.quads is not None]
     rates, no_rates = _rates(cell, ranks, step_ns.value / 1e9)
@@ -195,6 +208,8 @@ def _measured(facts: RunResult, cell: Cell, ranks: list[RankRecord], *, startup_
         **rates,
         **accounts,
         **counters(ranks),
+        **_memory(ranks),
+        **_losses(ranks),
         steps=len(first.steps.step_ns),
         step_ns=step_ns,
         step_ns_median=median,
@@ -205,13 +220,6 @@ def _measured(facts: RunResult, cell: Cell, ranks: list[RankRecord], *, startup_
         phase_ns=phases,
         exposed_ns=exposed_time(quads),
         copies_ns=copies_of(quads),
-        rss_peak_bytes=_largest(memory.rss_peak_bytes for memory in memories),
-        rss_over_idle_bytes=_largest(memory.rss_peak_bytes - memory.rss_idle_bytes for memory in memories),
-        device_allocated_peak_bytes=_largest(memory.device_allocated_peak_bytes for memory in memories),
-        loss_first=_mean_loss([(rank.warmup_loss or rank.steps.loss)[0] for rank in ranks]),
-        loss_last=_mean_loss([rank.steps.loss[-1] for rank in ranks]),
-        losses=losses,
-        losses_every=losses_every,
         first_steps=first.first_steps,
         warmup_steps=len(first.warmup_loss),
         warmup_steady=first.warmup_steady,
@@ -233,6 +241,16 @@ def _measured(facts: RunResult, cell: Cell, ranks: list[RankRecord], *, startup_
     )
 
 
+def _memory(ranks: list[RankRecord]) -> dict[str, int | None]:
+    """The memory of the rank that has most of each kind."""
+    memories = [rank.memory for rank in ranks if rank.memory is not None]
+    return {
+        "rss_peak_bytes": _largest(memory.rss_peak_bytes for memory in memories),
+        "rss_over_idle_bytes": _largest(memory.rss_peak_bytes - memory.rss_idle_bytes for memory in memories),
+        "device_allocated_peak_bytes": _largest(memory.device_allocated_peak_bytes for memory in memories),
+    }
+
+
 def _foreign(ranks: list[RankRecord]) -> tuple[float | None, bool]:
     """The cores that other processes took, and whether this disturbs the run."""
     foreign = _largest(rank.foreign_cpu_cores for rank in ranks)
@@ -247,10 +265,10 @@ def _rates(cell: Cell, ranks: list[RankRecord], seconds: float) -> tuple[dict[st
     works = [rank.work for rank in ranks if rank.work is not None]
     if len(works) < len(ranks):
         return {}, {}
-    flops = [work.flops for work in works if work.flops is not None]
+    flops = _total([work.flops for work in works])
     # The ranks of one replica all have its work on record, and do it together.
     together = cell.model_parallel
-    total = sum(flops) // together if len(flops) == len(works) else None
+    total = flops // together if flops is not None else None
     rate = total / seconds if total is not None else None
     mfu, why = _mfu(rate, cell, ranks)
     rates = {
@@ -265,21 +283,22 @@ def _rates(cell: Cell, ranks: list[RankRecord], seconds: float) -> tuple[dict[st
         "exchange_operations": _largest(work.exchange_operations for work in works),
         "bubble_ideal": works[0].bubble_ideal,
     }
-    return rates, {"mfu": why} if why else {}
+    return rates, why
 
 
-def _mfu(rate: float | None, cell: Cell, ranks: list[RankRecord]) -> tuple[float | None, str | None]:
+def _mfu(rate: float | None, cell: Cell, ranks: list[RankRecord]) -> tuple[float | None, dict[str, str]]:
     if rate is None:
         unknown = _absent(ranks).get("flops")
-        return None, "the FLOPs of this workload were not counted" + (f": {unknown}" if unknown else "")
+        words = "the FLOPs of this workload were not counted" + (f": {unknown}" if unknown else "")
+        return None, {"mfu": words}
     if cell.device == "cpu":
-        return None, "no peak is known for a CPU core"
+        return None, {"mfu": "no peak is known for a CPU core"}
     peaks = [peak_flops_per_s(rank.environment.device_name, cell.precision) for rank in ranks]
     known = [peak for peak in peaks if peak is not None]
     if len(known) < len(peaks):
         names = sorted({rank.environment.device_name for rank in ranks})
-        return None, f"no {cell.precision} peak of {', '.join(names)} in the catalogue"
-    return rate / sum(known), None
+        return None, {"mfu": f"no {cell.precision} peak of {', '.join(names)} in the catalogue"}
+    return rate / sum(known), {}
 
 
 def _accounts(
@@ -339,6 +358,12 @@ def _largest(values: Iterable[N | None]) -> N | None:
     return max((value for value in values if value is not None), default=None)
 
 
+def _total(values: Sequence[N | None]) -> N | None:
+    """The sum over ranks; None unless the value of each is known."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
 def _longest(rows: list[list[int]]) -> Ints:
     return np.array([max(values) for values in zip(*rows, strict=True)], dtype=np.int64)
 
@@ -369,10 +394,20 @@ def _warnings_of_figures(outside: float, telemetry: Mapping[str, float]) -> Iter
         yield f"a device was throttled in {share:.0%} of the samples"
 
 
+def _losses(ranks: Sequence[RankRecord]) -> dict[str, Any]:
+    losses, every = mean_losses(ranks)
+    return {
+        "loss_first": _mean_loss([(rank.warmup_loss or rank.steps.loss)[0] for rank in ranks]),
+        "loss_last": _mean_loss([rank.steps.loss[-1] for rank in ranks]),
+        "losses": losses,
+        "losses_every": every,
+    }
+
+
 def _mean_loss(losses: Sequence[float | None]) -> float | None:
     """The mean over ranks; None unless it is known of all ranks."""
-    known = [loss for loss in losses if loss is not None]
-    return sum(known) / len(known) if len(known) == len(losses) else None
+    total = _total(losses)
+    return total / len(losses) if total is not None else None
 
 
 def mean_losses(ranks: Sequence[RankRecord]) -> tuple[tuple[float, ...], int]:
