@@ -51,6 +51,8 @@ class CampaignContext:
     job_id: str | None = None
     conditions: Conditions | None = None
     """The conditions that earlier runs must share with new ones; None: the conditions of this process."""
+    tally: Tally | None = None
+    """The runs of the study so far; None: they are counted under `conditions`."""
     machine: Machine | None = None
     """The devices of each host of the ranks; None: this process is on one of them, and sees them."""
     only: frozenset[str] | None = None
@@ -88,28 +90,13 @@ class Campaign:
 
         Raises Interrupted when this process is asked to end, and MachineError if workers do not start.
         """
-        cells = {cell.id for cell in self._plan.cells}
-        conditions = context.conditions or Conditions.here(context.code)
-        results = self._study.results(keep=True, cells=cells)
-        tally = study_tally(self._study, self._plan, results, conditions, self._options)
-        launches = tally.planned(self._options.isolation)
-        if context.only is not None:
-            only, cells = context.only, cells & context.only
-            kept = [tuple(cell for cell in launch.cells if cell.id in only) for launch in launches]
-            launches = [replace(launch, cells=own) for launch, own in zip(launches, kept, strict=True) if own]
-        for cell_id, reason in tally.closed.items():
-            if cell_id in cells:
-                self._console.note(f"{cell_id} is left out: {reason}")
+        tally = context.tally or self._tally(context.conditions or Conditions.here(context.code))
+        launches = self._left(tally, context.only)
         if not launches:
             return
         launches = [*context.first, *launches]
-        found: tuple[str, ...] = ()
-        if context.machine is None:
-            # The state of this host says nothing about other hosts.
-            require_devices(self._plan.request.device)
-            found = warnings(self._plan.request.device)
-        for warning in found:
-            self._console.warn(warning)
+        # The state of this host says nothing about other hosts.
+        found = self._preflight() if context.machine is None else ()
         machine = context.machine or self._machine
         with self._console.progress(sum(len(launch.cells) for launch in launches)) as line:
             pace = self._pace(line, launches, tally, machine)
@@ -118,6 +105,28 @@ class Campaign:
                 self._run_launch(planned, maker, tally, pace)
                 if self._deadline.is_over:
                     break
+
+    def _tally(self, conditions: Conditions) -> Tally:
+        results = self._study.results(keep=True, cells={cell.id for cell in self._plan.cells})
+        return study_tally(self._study, self._plan, results, conditions, self._options)
+
+    def _left(self, tally: Tally, only: frozenset[str] | None) -> list[PlannedLaunch]:
+        """The launches that are left of the plan, or of `only` these cells; says which cells are left out."""
+        every = frozenset(cell.id for cell in self._plan.cells)
+        cells = every if only is None else every & only
+        for cell_id, reason in tally.closed.items():
+            if cell_id in cells:
+                self._console.note(f"{cell_id} is left out: {reason}")
+        launches = tally.planned(self._options.isolation)
+        kept = (tuple(cell for cell in launch.cells if cell.id in cells) for launch in launches)
+        return [replace(launch, cells=own) for launch, own in zip(launches, kept, strict=True) if own]
+
+    def _preflight(self) -> tuple[str, ...]:
+        require_devices(self._plan.request.device)
+        found = warnings(self._plan.request.device)
+        for warning in found:
+            self._console.warn(warning)
+        return found
 
     def _pace(
         self, line: ProgressLine, launches: Sequence[PlannedLaunch], tally: Tally, machine: Machine

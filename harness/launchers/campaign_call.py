@@ -67,8 +67,8 @@ class CampaignCall(LauncherCall):
             console.note(f"{count(len(held), 'cell')} are left to jobs that are still live")
             cells = tuple(cell for cell in plan.cells if cell.id not in held)
             plan = msgspec.structs.replace(plan, cells=cells)
-        options, conditions = self._call.run_options, self.conditions(code)
-        so_far = study_tally(study, plan, study.collect(), conditions, options)
+        options = self._call.run_options
+        so_far = study_tally(study, plan, study.collect(), self.conditions(code), options)
         launches = so_far.planned(options.isolation)
         costs = so_far.estimate(launches, self.machine or Machine.here())
         for line in plan_summary(study, plan, launches, costs):
@@ -78,7 +78,7 @@ class CampaignCall(LauncherCall):
             checkout=checkout(),
             code=code,
             lock=lock,
-            conditions=conditions,
+            tally=so_far,
             machine=self.machine,
             job_id=self.job_id,
         )
