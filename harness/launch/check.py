@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,16 +48,10 @@ def check_request(
     """
     spec = WORKLOADS.parse(workload)
     member = MEMBERS[spec.name]
-    texts = [STRATEGIES.facts(text).spec.text for text in strategies or ()]
-    for facts in STRATEGIES.all_facts if strategies is None else ():
-        # Leave out the single-device strategy, one that a plan replaces by another, and engines that are
-        # missing or have another interpreter.
-        engine = facts.engine
-        here = engine is None or (engine.python is None and engine.missing is None)
-        if facts.distributed and hasattr(facts, "model") and here:
-            value = facts.positional
-            is_needed = value is not None and value.default is None
-            texts.append(f"{facts.name}:{value.example}" if value and is_needed else facts.name)
+    if strategies is None:
+        texts = [*_examples()]
+    else:
+        texts = [STRATEGIES.facts(text).spec.text for text in strategies]
     return CheckRequest(
         workload=spec.text,
         micro_batch=micro_batch or member.batch,
@@ -65,6 +60,21 @@ def check_request(
         source_folder=str(folder),
         strategies=tuple(texts),
     )
+
+
+def _examples() -> Iterator[str]:
+    """The text of each strategy that runs on several ranks here.
+
+    The single-device strategy, one that a plan replaces by another, and engines that are missing or have
+    another interpreter are left out.
+    """
+    for facts in STRATEGIES.all_facts:
+        engine = facts.engine
+        here = engine is None or (engine.python is None and engine.missing is None)
+        if facts.distributed and hasattr(facts, "model") and here:
+            value = facts.positional
+            is_needed = value is not None and value.default is None
+            yield f"{facts.name}:{value.example}" if value and is_needed else facts.name
 
 
 def count_own_parts(workload: str, folder: Path) -> None:
@@ -95,8 +105,7 @@ def check(request: CheckRequest) -> CheckReport:
         ranks = RANKS if request.strategies else 1
         code, printed = _run(folder, held=held, ranks=ranks, longest_s=longest_s)
         ended = f"took longer than {longest_s:g} s" if code is None else exit_words(code)
-        if lines := printed.strip().splitlines():
-            ended += f"; the last line printed: {lines[-1][:LONGEST_LINE]}"
+        ended += _last_line(printed)
         path = folder / "found.json"
         if not path.exists():
             raise MachineError(f"the check of {request.workload} ended without a result: it {ended}")
@@ -105,6 +114,11 @@ def check(request: CheckRequest) -> CheckReport:
         return found
     # A report that ends early is not a result.
     return msgspec.structs.replace(found, failure=f"its check {ended}")
+
+
+def _last_line(printed: str) -> str:
+    lines = printed.strip().splitlines()
+    return f"; the last line printed: {lines[-1][:LONGEST_LINE]}" if lines else ""
 
 
 def _run(folder: Path, *, held: int, ranks: int, longest_s: float) -> tuple[int | None, str]:

@@ -425,9 +425,10 @@ def _last_words(folder: Path, launch: Launch, exits: Sequence[RankExit]) -> Iter
         yield from (_last_line(log) for log in _logs(folder))
     yield from (rank.message for rank in failed if rank.message is not None)
     silent = {rank.rank for rank in failed if rank.message is None}
+    # A rank that failed early has not said which file is its own.
+    sought = {None, *silent} if silent else set()
     for file in rank_output(folder, launch):
-        # A rank that failed early has not said which file is its own.
-        if silent and file.stream == "stderr" and (file.rank is None or file.rank in silent):
+        if file.stream == "stderr" and file.rank in sought:
             yield _last_line(file.path)
 
 

@@ -147,17 +147,20 @@ class Pulse:
         """
         ranks = len(self._paths)
         absent = [rank for rank, seen in enumerate(self._seen) if seen is None]
-        missing = [node for node, folder in enumerate(self._nodes) if not folder.exists()]
-        if absent and 0 < len(missing) < len(self._nodes):
-            named = listed([str(node) for node in missing])
-            return f"node{'' if len(missing) == 1 else 's'} {named} of {len(self._nodes)} to start"
         if absent:
-            return f"{_ranks(absent, ranks)} to start"
+            return f"{self._absent_nodes() or _ranks(absent, ranks)} to start"
         silence = self.silence_s()
         quiet = [rank for rank, seconds in silence.items() if seconds >= QUIET_S]
         if not quiet:
             return None
         return f"{_ranks(quiet, ranks)}, silent for {duration(min(silence[rank] for rank in quiet) * 1e9)}"
+
+    def _absent_nodes(self) -> str | None:
+        """Name the nodes that have not begun; None if none or all of them have."""
+        missing = [str(node) for node, folder in enumerate(self._nodes) if not folder.exists()]
+        if not 0 < len(missing) < len(self._nodes):
+            return None
+        return f"node{'' if len(missing) == 1 else 's'} {listed(missing)} of {len(self._nodes)}"
 
 
 def _ranks(which: Sequence[int], ranks: int) -> str:
@@ -261,31 +264,32 @@ def laggard(found: Issues) -> str | None:
     one because it waits in another, where it is ahead: such a rank waits too, and is not the laggard.
     """
     compared = [group for group in found.values() if len(group) > 1]
-    behind = {rank for group in compared for rank in group if group[rank].collectives < _most(group)}
-    ahead = {
-        rank
-        for group in compared
-        for rank in group
-        if group[rank].collectives > min(issued.collectives for issued in group.values())
-    }
     if not compared:
         return None
+    behind = {rank for group in compared for rank in group if group[rank].collectives < _most(group)}
     if not behind:
         group = max(compared, key=lambda group: (len(group), _most(group)))
         one = group[min(group)]
         return (
             f"{len(group)} ranks had issued {one.collectives} collectives each, the last of them {one.last}"
         )
-    rank = min(behind - ahead or behind)
-    group = max(
-        (group for group in compared if rank in group),
-        key=lambda group: _most(group) - group[rank].collectives,
-    )
+    ahead = {rank for group in compared for rank in group if group[rank].collectives > _fewest(group)}
+    return _behind(min(behind - ahead or behind), compared)
+
+
+def _behind(rank: int, compared: Sequence[Mapping[int, Issued]]) -> str:
+    """The clause about a rank that is behind, by the group in which it is furthest behind."""
+    own = (group for group in compared if rank in group)
+    group = max(own, key=lambda group: _most(group) - group[rank].collectives)
     other = next(other for other in sorted(group) if group[other].collectives == _most(group))
     return (
         f"rank {rank} is behind: it issued {group[rank].collectives} collectives, "
         f"rank {other} {group[other].collectives}, the last of them {group[other].last}"
     )
+
+
+def _fewest(group: Mapping[int, Issued]) -> int:
+    return min(issued.collectives for issued in group.values())
 
 
 def _most(group: Mapping[int, Issued]) -> int:

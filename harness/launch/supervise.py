@@ -133,12 +133,10 @@ class Supervisor:
 
     def _job_over(self, stopped: Ending | None) -> Ending | None:
         """Why the job of a launch that has ended is over; None if it is not."""
-        words = self._starter.log_words
-        over = None if self._state.started else scheduler_said(self._folder, words.allocation_over)
-        if stopped is None and over is not None:
-            reason = f"its allocation was over: {over['words']}"
-            return self._awaited_notice() or Ending(Outcome.CANCELLED, reason)
-        failed = scheduler_said(self._folder, words.node_failed)
+        refused = self._refused() if stopped is None else None
+        if refused is not None:
+            return refused
+        failed = scheduler_said(self._folder, self._starter.log_words.node_failed)
         if failed is not None and (stopped is None or stopped.outcome is Outcome.HUNG):
             # Even if the job may continue without the node, no other launch of this size can start.
             reason = f"the scheduler says that the node {failed['node']} failed"
@@ -148,15 +146,21 @@ class Supervisor:
             return self._starter.notice()
         return None
 
-    def _awaited_notice(self) -> Ending | None:
-        """Why the scheduler has ended the job, which it may say only after a while."""
+    def _refused(self) -> Ending | None:
+        """Why the scheduler has refused the launch, if it did because the job has ended; else None.
+
+        The scheduler may say only a while later why, and may also send a signal meanwhile.
+        """
+        words = self._starter.log_words
+        over = None if self._state.started else scheduler_said(self._folder, words.allocation_over)
+        if over is None:
+            return None
         end = time.monotonic() + NOTICE_S
         while time.monotonic() < end:
-            # A signal may also come meanwhile.
             if (notice := self._starter.notice()) is not None:
                 return notice
             time.sleep(POLL_S)
-        return None
+        return Ending(Outcome.CANCELLED, f"its allocation was over: {over['words']}")
 
     def _watch_over(self, process: Guarded) -> Ending | None:
         """Return when the launch has ended or is to be ended: None if it ended by itself, or a node left."""

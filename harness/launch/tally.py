@@ -17,7 +17,7 @@ from harness.plan.surroundings import Measured
 from reports.analysis.pooling import differing, fact_text
 from reports.text import count
 from results.cell import inferred_out_of_memory, pruning_reason
-from results.environment import CodeVersion, Program
+from results.environment import CodeVersion, Environment, Program
 from results.job import Isolation, RunOptions
 from results.outcome import Evidence, Outcome
 from results.plan import Plan
@@ -66,6 +66,13 @@ class Conditions:
         found = {run.cell_id: run.environment.program for run in newest if run.environment is not None}
         return replace(self, programs={cell: built for cell, built in found.items() if built is not None})
 
+    def _has_room(self, environment: Environment) -> bool:
+        """Whether the ranks of one host that share cores would now have cores of their own."""
+        # Ranks with a GPU share that, not cores.
+        shares_cores = environment.nodes == 1 and environment.device_uuid is None
+        needed = environment.gpus_per_node * environment.threads
+        return self.cores is not None and shares_cores and needed <= self.cores
+
     def changes(self, result: RunResult, *, virtual: bool) -> list[str]:
         """The conditions in which a run differs: `torch 2.12.0 then, 2.13.0 now`.
 
@@ -85,11 +92,7 @@ class Conditions:
         }
         for name, code in environment.code.packages.items():
             pairs[f"code of {name}"] = code, self.packages.get(name, "not installed")
-        shared_cores = result.evidence is Evidence.EMULATED and environment.nodes == 1
-        # Ranks with a GPU share that, not cores.
-        shared_cores &= environment.device_uuid is None
-        needed = environment.gpus_per_node * environment.threads
-        if self.cores is not None and shared_cores and not virtual and needed <= self.cores:
+        if not virtual and result.evidence is Evidence.EMULATED and self._has_room(environment):
             pairs["ranks"] = "on shared cores", "on cores of their own"
         built, now = environment.program, self.programs.get(result.cell_id)
         if built is not None and now is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from reports.text import count
 from results.groups import DIMENSIONS, Dimension, GroupLayout
@@ -66,17 +66,22 @@ def drawing(groups: GroupLayout) -> list[str]:
     columns: tuple[Dimension, ...] = ("shard",) if rows == "replicate" else ("replicate", "shard")
     bands = groups.groups(*columns, "tensor")
     titles = [""] if len(bands) == 1 else [f"{_noun(groups, rows)} {row}" for row in range(len(bands))]
-    table, tensor = [], groups.tensor
-    for title, band in zip(titles, bands, strict=True):
-        parts = [[str(rank) for rank in band[at : at + tensor]] for at in range(0, len(band), tensor)]
-        table.append([title, *(part[0] if tensor == 1 else f"[{' '.join(_short(part))}]" for part in parts)])
-    width = len(bands[0]) // tensor
+    table = [[title, *_places(band, groups.tensor)] for title, band in zip(titles, bands, strict=True)]
+    width = len(bands[0]) // groups.tensor
     if len(table) > _MOST:
         table = [*table[:_FIRST], [_ELIDED, *[""] * (len(table[0]) - 1)], table[-1]]
     if width > 1:
         noun = _noun(groups, "shard" if groups.shard > 1 else "replicate")
         table.insert(0, ["", *(f"{noun} {column}" for column in range(width))])
     return _aligned(table)
+
+
+def _places(band: Sequence[int], tensor: int) -> list[str]:
+    """The data-parallel places of a row: a rank each, or in brackets the ranks of its tensor parts."""
+    if tensor == 1:
+        return [str(rank) for rank in band]
+    parts = ([str(rank) for rank in band[at : at + tensor]] for at in range(0, len(band), tensor))
+    return [f"[{' '.join(_short(part))}]" for part in parts]
 
 
 def _noun(groups: GroupLayout, dimension: Dimension) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from harness.terminal.table_text import GAP, column_widths, table_lines, total_width
 from reports import fields
@@ -78,17 +78,16 @@ def _group(row: HeadlineRow) -> tuple[str, ...]:
 def _group_lines(
     rows: Sequence[HeadlineRow], columns: Sequence[tuple[str, _Show]], sizes_count: str, width: int
 ) -> Iterator[str]:
-    common: dict[str, str] = {}
-    for key, show in _SHARED.items():
-        counts = Counter(text for row in rows if (text := show(row)) != NOTHING)
-        common[key] = counts.most_common(1)[0][0] if counts else NOTHING
+    common = {key: _most_frequent(map(show, rows)) for key, show in _SHARED.items()}
     told = [f"against {common['against']}"] if common["against"] != NOTHING else []
-    head = ", ".join(part for part in (*_group(rows[0]), *told, common["proof"], common["runs"]) if part)
+    head = ", ".join(filter(None, (*_group(rows[0]), *told, common["proof"], common["runs"])))
     yield from _wrapped(head, width, indent="    ")
     titles = ["strategy", sizes_count, *(title for title, _ in columns)]
-    body = [[row.strategy, f"{row.gpus:,}", *(show(row) for _, show in columns)] for row in rows]
-    long = [row[0] if len(row[0]) > LONGEST_NAME else None for row in body]
-    body = [["", *row[1:]] if name else row for row, name in zip(body, long, strict=True)]
+    long = [row.strategy if len(row.strategy) > LONGEST_NAME else None for row in rows]
+    body = [
+        ["" if name else row.strategy, f"{row.gpus:,}", *(show(row) for _, show in columns)]
+        for row, name in zip(rows, long, strict=True)
+    ]
     lines = table_lines(titles, body, numeric=[False, *[True] * (len(titles) - 1)])
     heads = len(lines) - len(body)
     yield from lines[:heads]
@@ -96,15 +95,28 @@ def _group_lines(
     for row, name, line in zip(rows, long, lines[heads:], strict=True):
         if name:
             yield from _wrapped(name, width)
-        texts = {key: show(row) for key, show in _SHARED.items()}
-        differs = ", ".join(
-            f"against {text}" if key == "against" else text
-            for key, text in texts.items()
-            if text not in (common[key], NOTHING)
-        )
-        if not differs or used + len(GAP) + len(differs) <= width:
-            yield f"{line.ljust(used)}{GAP}{differs}".rstrip()
-        else:
-            yield line
-            yield from _wrapped(f"    {differs}", width, indent="    ")
+        yield from _with_difference(line.ljust(used), _difference(row, common), width)
     yield ""
+
+
+def _most_frequent(texts: Iterable[str]) -> str:
+    counts = Counter(text for text in texts if text != NOTHING)
+    return counts.most_common(1)[0][0] if counts else NOTHING
+
+
+def _difference(row: HeadlineRow, common: Mapping[str, str]) -> str:
+    """What a row has that most rows of its group do not."""
+    texts = {key: show(row) for key, show in _SHARED.items()}
+    return ", ".join(
+        f"against {text}" if key == "against" else text
+        for key, text in texts.items()
+        if text not in (common[key], NOTHING)
+    )
+
+
+def _with_difference(line: str, differs: str, width: int) -> Iterator[str]:
+    if not differs or len(line) + len(GAP) + len(differs) <= width:
+        yield f"{line}{GAP}{differs}".rstrip()
+    else:
+        yield line.rstrip()
+        yield from _wrapped(f"    {differs}", width, indent="    ")

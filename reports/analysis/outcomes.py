@@ -99,25 +99,32 @@ def failures(plans: Iterable[Plan], pools: Collection[Pool]) -> list[Failure]:
     plans = list(plans)
     inferred = pruned(plans, runs)
     stepless = {cell.id for plan in plans if not plan.kind.has_steps for cell in plan.cells}
-    found = []
-    for pool in pools:
-        if pool.runs or (pool.planned == 0 and not pool.every):
-            # It has a figure, or the study has not grown to it.
-            continue
-        if pool.cell.id in stepless and any(run.outcome is Outcome.OK for run in pool.lost):
-            continue
-        outcome: str = NOT_RUN
-        reason = "the study ended before it; run the same command again to continue"
-        if pool.cell.id in inferred:
-            outcome, reason = Outcome.SKIPPED, inferred[pool.cell.id]
-        elif pool.lost:
-            newest = pool.lost[-1]
-            outcome = UNUSABLE if newest.outcome is Outcome.OK else newest.outcome
-            reason = reason_of(newest)
-        elif pool.excluded:
-            outcome, reason = EXCLUDED, pool.excluded[-1].reason
-        found.append(Failure(cell=pool.cell, outcome=outcome, reason=reason, runs=len(pool.lost)))
-    return found
+    return [
+        _failure(pool, inferred.get(pool.cell.id))
+        for pool in pools
+        if not _needs_none(pool, has_steps=pool.cell.id not in stepless)
+    ]
+
+
+def _needs_none(pool: Pool, *, has_steps: bool) -> bool:
+    """Whether a cell has its figure, has a good run and no steps, or is one that the study has not grown
+    to."""
+    done = not has_steps and any(run.outcome is Outcome.OK for run in pool.lost)
+    return bool(pool.runs) or done or (pool.planned == 0 and not pool.every)
+
+
+def _failure(pool: Pool, inferred: str | None) -> Failure:
+    outcome: str = NOT_RUN
+    reason = "the study ended before it; run the same command again to continue"
+    if inferred is not None:
+        outcome, reason = Outcome.SKIPPED, inferred
+    elif pool.lost:
+        newest = pool.lost[-1]
+        outcome = UNUSABLE if newest.outcome is Outcome.OK else newest.outcome
+        reason = reason_of(newest)
+    elif pool.excluded:
+        outcome, reason = EXCLUDED, pool.excluded[-1].reason
+    return Failure(cell=pool.cell, outcome=outcome, reason=reason, runs=len(pool.lost))
 
 
 def pruned(plans: Iterable[Plan], results: Iterable[RunResult]) -> dict[str, str]:

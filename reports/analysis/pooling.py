@@ -101,23 +101,35 @@ def pool(
     each excluded run is left out. Runs without steps count if none `need_steps`."""
     every = sorted(results, key=_age)
     ordered = [run for run in every if run.run_id not in excluded]
-    gone = (run for run in every if run.run_id in excluded)
-    out = (LeftOut(cell=cell, run=run, reason=excluded[run.run_id], excluded=True) for run in gone)
-    good = [run for run in ordered if run.outcome is Outcome.OK]
-    timed = [run for run in good if run.step_ns is not None or not need_steps]
-    ok = [run for run in timed if run.unproven is None] or timed
-    same = [run for run in ok if _alike(run, ok[-1])]
-    alike = [run for run in same if run.evidence is Evidence.MEASURED] or same
-    counted = undisturbed(alike, [run.disturbed for run in alike])
+    ok = _usable(ordered, need_steps=need_steps)
+    counted = _comparable(ok)
     chosen = {run.run_id for run in counted}
-    others = [run for run in ok if run.run_id not in chosen]
+    others = [(run, _why_not(run, counted[-1])) for run in ok if run.run_id not in chosen]
+    gone = [(run, excluded[run.run_id]) for run in every if run.run_id in excluded]
     return Pool(
         cell=cell,
         planned=planned,
         runs=tuple(counted),
-        left_out=(*(LeftOut(cell=cell, run=run, reason=_why_not(run, counted[-1])) for run in others), *out),
+        left_out=(
+            *(LeftOut(cell=cell, run=run, reason=why) for run, why in others),
+            *(LeftOut(cell=cell, run=run, reason=why, excluded=True) for run, why in gone),
+        ),
         lost=tuple(result for result in ordered if result not in ok),
     )
+
+
+def _usable(runs: Sequence[RunResult], *, need_steps: bool) -> list[RunResult]:
+    """The good runs, with steps if they `need_steps`; those without a failed proof if there are any."""
+    good = (run for run in runs if run.outcome is Outcome.OK)
+    timed = [run for run in good if run.step_ns is not None or not need_steps]
+    return [run for run in timed if run.unproven is None] or timed
+
+
+def _comparable(ok: Sequence[RunResult]) -> Sequence[RunResult]:
+    """The runs in the environment of the newest one, measured ones before emulated ones."""
+    same = [run for run in ok if _alike(run, ok[-1])]
+    alike = [run for run in same if run.evidence is Evidence.MEASURED] or same
+    return undisturbed(alike, [run.disturbed for run in alike])
 
 
 def differing(first: Mapping[str, object], second: Mapping[str, object]) -> dict[str, tuple[str, str]]:
