@@ -91,6 +91,9 @@ class OutputTail:
             return
         whole = data if ended else data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
+        yield from self._of_run(whole)
+
+    def _of_run(self, whole: bytes) -> Iterator[str]:
         for line in whole.decode(errors="replace").splitlines():
             if line.startswith(RUN_MARK) and self._run_id is not None:
                 self._within = line == f"{RUN_MARK}{self._run_id}"

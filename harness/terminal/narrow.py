@@ -21,8 +21,15 @@ from results.grouping import grouped
 LONGEST_NAME = 24
 """Characters of a strategy that share a line with its figures."""
 _Show = Callable[[HeadlineRow], str]
+
+
+def _against(row: HeadlineRow) -> str:
+    text = against(row.efficiency)
+    return text if text == NOTHING else f"against {text}"
+
+
 _SHARED: dict[str, _Show] = {
-    "against": lambda row: against(row.efficiency),
+    "against": _against,
     "proof": lambda row: row.figures.proof_method,
     "runs": lambda row: runs_text(row.figures),
 }
@@ -79,9 +86,7 @@ def _group_lines(
     rows: Sequence[HeadlineRow], columns: Sequence[tuple[str, _Show]], sizes_count: str, width: int
 ) -> Iterator[str]:
     common = {key: _most_frequent(map(show, rows)) for key, show in _SHARED.items()}
-    told = [f"against {common['against']}"] if common["against"] != NOTHING else []
-    head = ", ".join(filter(None, (*_group(rows[0]), *told, common["proof"], common["runs"])))
-    yield from _wrapped(head, width, indent="    ")
+    yield from _wrapped(_head(rows[0], common), width, indent="    ")
     titles = ["strategy", sizes_count, *(title for title, _ in columns)]
     long = [row.strategy if len(row.strategy) > LONGEST_NAME else None for row in rows]
     body = [
@@ -104,14 +109,15 @@ def _most_frequent(texts: Iterable[str]) -> str:
     return counts.most_common(1)[0][0] if counts else NOTHING
 
 
+def _head(row: HeadlineRow, common: Mapping[str, str]) -> str:
+    told = [common["against"]] if common["against"] != NOTHING else []
+    return ", ".join(filter(None, (*_group(row), *told, common["proof"], common["runs"])))
+
+
 def _difference(row: HeadlineRow, common: Mapping[str, str]) -> str:
     """What a row has that most rows of its group do not."""
     texts = {key: show(row) for key, show in _SHARED.items()}
-    return ", ".join(
-        f"against {text}" if key == "against" else text
-        for key, text in texts.items()
-        if text not in (common[key], NOTHING)
-    )
+    return ", ".join(text for key, text in texts.items() if text not in (common[key], NOTHING))
 
 
 def _with_difference(line: str, differs: str, width: int) -> Iterator[str]:
