@@ -251,7 +251,7 @@ class Campaign:
 
 
 def _passing_cause(attempt: Attempt, seen: Seen) -> str | None:
-    """What prevented the first cell of a launch and may have passed; None if nothing is known to.
+    """The cause, which may have passed, that kept the first cell of a launch from its start; None if unknown.
 
     Raises MachineError if no launch can start on this machine.
     """

@@ -196,7 +196,7 @@ def unless_disk_full(folder: Path, ending: Ending) -> Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What was seen of a launch that has ended."""
+    """The signs of how a launch has ended."""
 
     started: tuple[str, ...] = ()
     """Ids of the runs that began, in order."""
@@ -237,7 +237,7 @@ class Seen:
 def look_back(folder: Path, launch: Launch, words: LogWords, known: Seen) -> Seen:
     """Add what a launch that has ended left in its folder to what its supervisor has `known` itself.
 
-    That has the kills on this host; agents print those of other hosts.
+    `known` has the kills on this host, to which the kills that agents print of other hosts are added.
     """
     exits, printed = rank_exits(folder), printed_kills(folder, words.out_of_memory)
     counts = [count for count in (known.out_of_memory_kills, printed) if count is not None]

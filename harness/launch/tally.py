@@ -67,7 +67,7 @@ class Conditions:
         return replace(self, programs={cell: built for cell, built in found.items() if built is not None})
 
     def _has_room(self, environment: Environment) -> bool:
-        """Whether the ranks of one host that share cores would now have cores of their own."""
+        """Whether the ranks of one host that share cores would now have a core each."""
         # Ranks with a GPU share that, not cores.
         shares_cores = environment.nodes == 1 and environment.device_uuid is None
         needed = environment.gpus_per_node * environment.threads

@@ -115,7 +115,7 @@ def _head(row: HeadlineRow, common: Mapping[str, str]) -> str:
 
 
 def _difference(row: HeadlineRow, common: Mapping[str, str]) -> str:
-    """What a row has that most rows of its group do not."""
+    """The facts of a row in which it differs from most rows of its group."""
     texts = {key: show(row) for key, show in _SHARED.items()}
     return ", ".join(text for key, text in texts.items() if text not in (common[key], NOTHING))
 

@@ -186,7 +186,7 @@ def _unequal_replicas(ranks: list[RankRecord]) -> Ending | None:
 
 
 def _worst(ranks: Sequence[RankRecord]) -> RankRecord | None:
-    """The rank whose outcome is that of the run; None if all are OK."""
+    """The rank whose outcome is the outcome of the run; None if all are OK."""
     bad = (rank for rank in ranks if rank.outcome is not Outcome.OK)
     return min(bad, key=lambda rank: (_WORST_FIRST.index(rank.outcome), rank.rank), default=None)
 

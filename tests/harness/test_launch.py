@@ -116,7 +116,7 @@ def test_a_launch_of_one_host_needs_neither_its_name_nor_what_others_left(bench_
 
 
 _seen = partial(Seen, started=("r",))
-"""What was seen of a launch in which a run began."""
+"""The signs of a launch in which a run began."""
 
 
 # What torchrun 2.13 printed when rank 1 of 2 was killed by the kernel, hosts and paths shortened.
