@@ -133,12 +133,11 @@ def _left_open(study: StudyFigures, piece: Piece, picked: Picked | None) -> Next
 
 def _more_runs(study: StudyFigures, piece: Piece, curve: Curve, picked: Picked) -> NextRun | None:
     """More runs of the cells that decide the choice, if they are few or leave it open."""
-    deciding = {one.cell.id: one for one in (picked.candidate.figures, *picked.deciding)}
-    fewest = min(len(one.runs) for one in deciding.values())
-    if not picked.has_few(fewest) and not picked.open:
+    if not picked.has_few and not picked.open:
         return None
+    fewest = picked.fewest_runs
     enough = FEWEST_FOR_INTERVAL if fewest < FEWEST_FOR_INTERVAL else 2 * fewest
-    few = {key: one for key, one in deciding.items() if len(one.runs) < enough}
+    few = {one.cell.id: one for one in picked.cells if len(one.runs) < enough}
     # Disturbed runs stay in the study, and others come in addition to them.
     wanted = max(one.pool.disturbed_out for one in few.values()) + enough
 

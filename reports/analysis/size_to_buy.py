@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from reports.analysis.assumptions import Goal, GoalKind
@@ -73,9 +73,21 @@ class Picked:
     """The curve of that knee."""
     or_more: bool = False
 
-    def has_few(self, runs: int) -> bool:
-        """Whether the choice rests on too few `runs` a size. The odds of a study by rounds count them."""
-        return runs < (LEAST_RUNS if self.candidate.figures.pool.by_rounds else FEWEST_FOR_INTERVAL)
+    @property
+    def cells(self) -> list[CellFigures]:
+        """The cells that decide the choice, once each: its own, and those that it is compared with."""
+        return list({one.cell.id: one for one in (self.candidate.figures, *self.deciding)}.values())
+
+    @property
+    def fewest_runs(self) -> int:
+        """The fewest runs of a deciding cell."""
+        return min(len(one.runs) for one in self.cells)
+
+    @property
+    def has_few(self) -> bool:
+        """Whether the choice rests on too few runs a size. The odds of a study by rounds count them."""
+        by_rounds = self.candidate.figures.pool.by_rounds
+        return self.fewest_runs < (LEAST_RUNS if by_rounds else FEWEST_FOR_INTERVAL)
 
 
 def candidates_of(piece: Piece, costs: dict[str, CellCost]) -> tuple[list[Candidate], tuple[str, ...]]:
@@ -113,36 +125,32 @@ def _by_knee(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picke
     Several curves may stop at their single device. Growing pays if it does on one of them, so that the
     curve with the best next step decides.
     """
-    ends: dict[str, tuple[Candidate, Curve, Knee]] = {}
-    reasons: dict[str, None] = {}
-    for curve in piece.curves:
-        stop = knee(curve)
-        end = _end(curve, stop, candidates)
-        if end is not None:
-            known = ends.get(end.figures.cell.id)
-            if known is None or _next_step(stop) > _next_step(known[2]):
-                ends[end.figures.cell.id] = (end, curve, stop)
-        elif stop.reason is not None:
-            reasons[stop.reason] = None
+    stops = [(curve, knee(curve)) for curve in piece.curves]
+    ends = [(end, curve, stop) for curve, stop in stops if (end := _end(curve, stop, candidates)) is not None]
     if not ends:
+        reasons = dict.fromkeys(stop.reason for _, stop in stops if stop.reason is not None)
         return f"no growth can be judged: {listed(list(reasons) or [LEFT_OUT])}"
-    chosen, curve, stop = ends[
-        _smallest_of_fastest([end for end, *_ in ends.values()], goal.smallest).figures.cell.id
-    ]
-    sizes = {one.cell.gpus: one for one in curve.figures}
-    telling = [
-        one
-        for one in stop.growths
-        if one is stop.beyond or one.larger == chosen.gpus or one.smaller in stop.instead
-    ]
+    chosen = _smallest_of_fastest([end for end, *_ in ends], goal.smallest)
+    _, curve, stop = max((one for one in ends if one[0] is chosen), key=lambda one: _next_step(one[2]))
     return Picked(
         candidate=chosen,
         why=stop.text,
-        deciding=tuple(sizes[size] for one in telling for size in (one.smaller, one.larger)),
+        deciding=_of_growths(curve, stop, chosen.gpus),
         open=(f"resamples of the runs name {_instead(stop.instead)}",) if stop.instead else (),
         knee=stop,
         curve=curve,
         or_more=stop.at is None,
+    )
+
+
+def _of_growths(curve: Curve, stop: Knee, size: int) -> tuple[CellFigures, ...]:
+    """The cells of the growths that decide a knee: to its size, beyond it, and beyond others with odds."""
+    sizes = {one.cell.gpus: one for one in curve.figures}
+    return tuple(
+        sizes[end]
+        for one in stop.growths
+        if one is stop.beyond or one.larger == size or one.smaller in stop.instead
+        for end in (one.smaller, one.larger)
     )
 
 
@@ -229,32 +237,28 @@ def _by_time(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picke
 
 def _by_efficiency(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picked | str:
     assert goal.limit is not None
-    shares = {id(one): one.efficiency.metric for one in candidates}
-    known = [(one, share) for one in candidates if (share := shares.get(id(one))) is not None]
-    enough = [one for one, share in known if share.value >= goal.limit]
+    known = [(one, share) for one in candidates if (share := one.efficiency.metric) is not None]
+    enough = [pair for pair in known if pair[1].value >= goal.limit]
     if not enough:
         return f"no measured point has an efficiency of {percent(goal.limit)} or more that can be claimed"
-    chosen = max(enough, key=lambda one: (one.gpus, one.rate))
-    share = shares[id(chosen)]
-    assert share is not None
-    unsure = (share.low or share.value) < goal.limit
-    maybe = [
-        one.name
-        for one, other in known
-        if one.gpus > chosen.gpus and (other.high or other.value) >= goal.limit
-    ]
+    chosen, share = max(enough, key=lambda pair: (pair[0].gpus, pair[0].rate))
     against = chosen.efficiency.baseline
     why = f"its efficiency is {metric(share)} against {against.short}" if against else "it is the baseline"
+    larger = {one.name: other for one, other in known if one.gpus > chosen.gpus}
     return Picked(
         candidate=chosen,
         why="it is the baseline itself" if chosen.efficiency.is_baseline else why,
         deciding=(against.figures,) if against else (),
-        open=(
-            *(("its interval reaches below the limit",) if unsure else ()),
-            *((f"{listed(maybe)} may reach it too",) if maybe else ()),
-        ),
+        open=_open_limit(share, goal.limit, larger),
         or_more=chosen.gpus == max(one.gpus for one in candidates),
     )
+
+
+def _open_limit(share: Metric, limit: float, larger: Mapping[str, Metric]) -> tuple[str, ...]:
+    """What the intervals leave open: that of the choice, and those of the larger points, by their names."""
+    below = ("its interval reaches below the limit",) if (share.low or share.value) < limit else ()
+    maybe = [name for name, other in larger.items() if (other.high or other.value) >= limit]
+    return (*below, f"{listed(maybe)} may reach it too") if maybe else below
 
 
 PICK: Mapping[GoalKind, Callable[[Piece, Sequence[Candidate], Goal], Picked | str]] = {
@@ -371,15 +375,15 @@ class SizeToBuy:
     """The batch of a replica under weak scaling, else of all replicas."""
     goal: str
     """The goal that it is chosen by, a clause."""
-    choice: Purchase | None
+    choice: Purchase | None = None
     absent: str | None
     """The reason for a missing choice; None if there is a choice."""
-    why: str | None
+    why: str | None = None
     """Why this size, a clause."""
-    confidence: Confidence | None
-    doubts: tuple[str, ...]
+    confidence: Confidence | None = None
+    doubts: tuple[str, ...] = ()
     """Clauses on what lowers the confidence."""
-    rests_on: RestsOn | None
+    rests_on: RestsOn | None = None
     left_out: tuple[str, ...]
     """Points that were not chosen from: `topk on 8 (compresses its gradients)`."""
 
@@ -394,7 +398,7 @@ def sizes_to_buy(study: StudyFigures) -> tuple[SizeToBuy, ...]:
     costs = {cost.cell.id: cost for cost in cell_costs(study)}
     names = dict.fromkeys(one.cell.workload for one in study.cells.values())
     found = [
-        _size_to_buy(study, name, kind, piece, costs)
+        _size_to_buy(study, piece, costs)
         for name in names
         for kind in KINDS
         if (piece := piece_of(study.curves, name, kind)) is not None
@@ -405,46 +409,46 @@ def sizes_to_buy(study: StudyFigures) -> tuple[SizeToBuy, ...]:
 KINDS: tuple[Scaling, ...] = ("weak", "strong")
 
 
-def _size_to_buy(
-    study: StudyFigures, workload: str, kind: Scaling, piece: Piece, costs: dict[str, CellCost]
-) -> SizeToBuy:
+def _size_to_buy(study: StudyFigures, piece: Piece, costs: dict[str, CellCost]) -> SizeToBuy:
     candidates, left_out = candidates_of(piece, costs)
-    goal = study.assumptions.goal
+    goal, key = study.assumptions.goal, piece.curves[0].key
     picked = _why_none(piece, candidates) or PICK[goal.kind](piece, candidates, goal)
-    found = picked if isinstance(picked, Picked) else None
-    rests_on = _rests_on(candidates, found) if found else None
-    holes = holes_of(study, piece, found, candidates) if found else ()
-    between = range_text(holes, found.candidate.figures.cell.device) if found and holes else None
-    doubts = _doubts(found, rests_on, study, between) if found and rests_on else ()
-    return SizeToBuy(
-        workload=workload,
-        scaling=kind,
-        batch=piece.curves[0].key.constant_batch,
+    none = SizeToBuy(
+        workload=key.workload,
+        scaling=key.kind,
+        batch=key.constant_batch,
         goal=goal.text,
-        choice=_choice(found, between) if found else None,
         absent=picked if isinstance(picked, str) else None,
-        why=found.why if found else None,
-        confidence=_confidence(found, rests_on, doubts, between) if found and rests_on else None,
+        left_out=left_out,
+    )
+    if isinstance(picked, str):
+        return none
+    holes = holes_of(study, piece, picked, candidates)
+    between = range_text(holes, picked.candidate.figures.cell.device) if holes else None
+    rests_on = _rests_on(candidates, picked)
+    doubts = _doubts(picked, rests_on, candidates, between)
+    return replace(
+        none,
+        choice=_choice(picked, between),
+        why=picked.why,
+        confidence=_confidence(picked, doubts, between),
         doubts=doubts,
         rests_on=rests_on,
-        left_out=left_out,
     )
 
 
 def _why_none(piece: Piece, candidates: Sequence[Candidate]) -> str | None:
     """Why nothing can be recommended; None if something may."""
     measured = [point.figures for _, point in piece.measured or piece.unproven]
-    if not measured:
-        return ALL_EMULATED
-    if any(one.cell.device == "cpu" for one in measured):
-        return CPU
-    if not any(one.proven or one.accepted for one in measured):
-        return NONE_PROVEN
-    if not candidates:
-        return OTHER_TRAINING
-    if len({one.cell.gpus for one in measured}) < 2:
-        return ONE_SIZE
-    return ONE_LEFT if len({one.gpus for one in candidates}) < 2 else None
+    reasons = {
+        ALL_EMULATED: not measured,
+        CPU: any(one.cell.device == "cpu" for one in measured),
+        NONE_PROVEN: not any(one.proven or one.accepted for one in measured),
+        OTHER_TRAINING: not candidates,
+        ONE_SIZE: len({one.cell.gpus for one in measured}) < 2,
+        ONE_LEFT: len({one.gpus for one in candidates}) < 2,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def _choice(picked: Picked, between: str | None) -> Purchase:
@@ -470,30 +474,29 @@ def _choice(picked: Picked, between: str | None) -> Purchase:
 
 
 def _rests_on(candidates: Sequence[Candidate], picked: Picked) -> RestsOn:
-    deciding = {one.cell.id: one for one in (picked.candidate.figures, *picked.deciding)}
     runs = [run for one in candidates for run in one.figures.runs]
     return RestsOn(
         cells=tuple(one.figures.cell.id for one in candidates),
-        deciding=tuple(deciding),
+        deciding=tuple(one.cell.id for one in picked.cells),
         runs=len(runs),
-        fewest_runs=min(len(one.runs) for one in deciding.values()),
+        fewest_runs=picked.fewest_runs,
         disturbed=sum(run.disturbed for run in runs),
         dirty=sum(bool(run.environment and run.environment.code.dirty) for run in runs),
         disturbed_out=sum(one.figures.pool.disturbed_out for one in candidates),
     )
 
 
-def _doubts(picked: Picked, rests_on: RestsOn, study: StudyFigures, between: str | None) -> tuple[str, ...]:
-    few = picked.has_few(rests_on.fewest_runs)
+def _doubts(
+    picked: Picked, rests_on: RestsOn, candidates: Sequence[Candidate], between: str | None
+) -> tuple[str, ...]:
     disturbed, runs = rests_on.disturbed, rests_on.runs
     if picked.knee is not None:
-        deciding = [study.cells[cell_id] for cell_id in rests_on.deciding]
-        disturbed = sum(run.disturbed for one in deciding for run in one.runs)
-        runs = sum(len(one.runs) for one in deciding)
-    unproven = [one for one in rests_on.cells if study.cells[one].accepted]
+        disturbed = sum(run.disturbed for one in picked.cells for run in one.runs)
+        runs = sum(len(one.runs) for one in picked.cells)
+    unproven = sum(one.figures.accepted for one in candidates)
     doubts = {
-        f"{count(len(unproven), 'cell')} of {len(rests_on.cells):,} {NOT_PROVEN}": unproven,
-        f"{count(rests_on.fewest_runs, 'run')} a size (fewer than {FEWEST_FOR_INTERVAL})": few,
+        f"{count(unproven, 'cell')} of {len(candidates):,} {NOT_PROVEN}": unproven,
+        f"{count(rests_on.fewest_runs, 'run')} a size (fewer than {FEWEST_FOR_INTERVAL})": picked.has_few,
         f"{_part(disturbed, runs)} disturbed": disturbed,
         f"{_part(rests_on.dirty, rests_on.runs)} of code with local changes": rests_on.dirty,
     }
@@ -529,9 +532,9 @@ def _part(these: int, runs: int) -> str:
     return f"all {count(runs, 'run')}" if these == runs > 1 else f"{these:,} of {count(runs, 'run')}"
 
 
-def _confidence(picked: Picked, rests_on: RestsOn, doubts: Sequence[str], between: str | None) -> Confidence:
+def _confidence(picked: Picked, doubts: Sequence[str], between: str | None) -> Confidence:
     odds = picked.knee.odds if picked.knee else None
     likely = odds[picked.candidate.gpus] >= LIKELY_FROM if odds else not picked.open
-    if not likely or between or rests_on.fewest_runs == 1 or not picked.candidate.figures.proven:
+    if not likely or between or picked.fewest_runs == 1 or not picked.candidate.figures.proven:
         return "low"
     return "medium" if doubts else "high"
