@@ -40,14 +40,6 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LostRun:
-    """A failed run of a cell that has successful ones too."""
-
-    cell: Cell
-    run: RunResult
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunCounts:
     """The number of runs by their end: each run is ok, failed or excluded."""
 
@@ -95,9 +87,8 @@ class SkippedSizes:
 
 def failures(plans: Iterable[Plan], pools: Collection[Pool]) -> list[Failure]:
     """The cells that have no figure."""
-    runs = [run for pool in pools for run in (*pool.runs, *pool.lost)]
     plans = list(plans)
-    inferred = pruned(plans, runs)
+    inferred = pruned(plans, (run for pool in pools for run in (*pool.runs, *pool.lost)))
     stepless = {cell.id for plan in plans if not plan.kind.has_steps for cell in plan.cells}
     return [
         _failure(pool, inferred.get(pool.cell.id))
@@ -143,11 +134,6 @@ def pruned(plans: Iterable[Plan], results: Iterable[RunResult]) -> dict[str, str
         for cell_id, cause in inferred_out_of_memory(plan.cells, exhausted).items()
         if cell_id not in newest
     }
-
-
-def lost_runs(pools: Iterable[Pool]) -> list[LostRun]:
-    """Failed runs of cells that have a figure from other runs."""
-    return [LostRun(cell=pool.cell, run=run) for pool in pools if pool.runs for run in pool.lost]
 
 
 def skipped_sizes(skips: Iterable[Skip]) -> list[SkippedSizes]:

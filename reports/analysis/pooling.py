@@ -96,6 +96,7 @@ def pool(
     planned: int,
     excluded: Mapping[str, str] = _NO_RUNS,
     need_steps: bool = True,
+    by_rounds: bool = False,
 ) -> Pool:
     """Sort one cell's results; `planned` is how many repeats were asked for, `excluded` has the reason why
     each excluded run is left out. Runs without steps count if none `need_steps`."""
@@ -115,6 +116,7 @@ def pool(
             *(LeftOut(cell=cell, run=run, reason=why, excluded=True) for run, why in gone),
         ),
         lost=tuple(result for result in ordered if result not in ok),
+        by_rounds=by_rounds,
     )
 
 

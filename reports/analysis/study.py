@@ -6,8 +6,8 @@ one device. `summary` describes the study in a line of counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
@@ -15,12 +15,10 @@ from reports.analysis.assumptions import Assumptions
 from reports.analysis.figures import CellFigures, cell_figures
 from reports.analysis.outcomes import (
     Failure,
-    LostRun,
     RunCounts,
     SkippedSizes,
     failures,
     failures_text,
-    lost_runs,
     run_counts,
     skipped_sizes,
 )
@@ -28,6 +26,7 @@ from reports.analysis.pooling import LeftOut, Pool, pool
 from reports.analysis.scaling import Curve, curves
 from reports.analysis.series import SeriesSetting, merged_series, setting_labels, standing_skips
 from reports.text import capital, count, devices_word, moment
+from results.cell import Cell
 from results.errors import bench_call
 from results.features import MEASURED, Kind
 from results.grouping import grouped
@@ -121,7 +120,6 @@ class StudyFigures:
     """The values in which each setting differs from the others; an empty string for a single setting."""
     curves: tuple[Curve, ...]
     failures: tuple[Failure, ...]
-    lost: tuple[LostRun, ...]
     skipped: tuple[SkippedSizes, ...]
     drift: Drift | None
     """How much the allocations of a scheduler differ; None without two of them."""
@@ -159,6 +157,11 @@ class StudyFigures:
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
         return tuple(left for pool in self.pools.values() for left in pool.left_out)
+
+    @property
+    def lost(self) -> tuple[tuple[Cell, RunResult], ...]:
+        """The failed runs of cells that have a figure from other runs, with their cells."""
+        return tuple((pool.cell, run) for pool in self.pools.values() if pool.runs for run in pool.lost)
 
     @property
     def review_text(self) -> str:
@@ -214,51 +217,62 @@ def analyse(
     """The figures of the study called `name`, from all its plans, the results of all its runs, and the
     review that excludes some of them."""
     review = review or Review()
-    excluded = review.excluded
-    cells = {cell.id: cell for plan in plans for cell in plan.cells}
-    by_cell = grouped((result.cell_id, result) for result in results)
-    planned: dict[str, int] = {}
-    for plan in plans:
-        for cell in plan.cells:
-            planned[cell.id] = max(planned.get(cell.id, 0), plan.wanted(cell.id))
-    # Runs of a later plan without rounds have other repeats.
-    by_rounds = {cell.id: plan.round is not None for plan in plans for cell in plan.cells}
-    pools = {
-        cell_id: replace(
-            pool(cell, by_cell.get(cell_id, []), planned=planned[cell_id], excluded=excluded),
-            by_rounds=by_rounds[cell_id],
-        )
-        for cell_id, cell in cells.items()
-    }
+    assumptions = assumptions or Assumptions()
+    pools = _pools(plans, results, review.excluded)
     kind = plans[-1].kind if plans else MEASURED
-    bought = (assumptions is not None and assumptions.unproven) or not kind.proves
-    figures = {cell_id: cell_figures(runs, unproven=bought) for cell_id, runs in pools.items()}
-    found = {cell_id: one for cell_id, one in figures.items() if one is not None}
+    unproven = assumptions.unproven or not kind.proves
+    found = {
+        cell_id: figures
+        for cell_id, runs in pools.items()
+        if (figures := cell_figures(runs, unproven=unproven)) is not None
+    }
     drifted = drift(review.counted(results))
-    known = cells.keys() | ({drifted.cell_id} if drifted else set())
+    known = pools.keys() | ({drifted.cell_id} if drifted else set())
     failed = failures(plans, pools.values())
-    kinds: dict[str, dict[Scaling, None]] = {}
-    for series in (series for plan in plans for series in plan.series):
-        for cell_id in series.cells:
-            kinds.setdefault(cell_id, {})[series.kind] = None
     return StudyFigures(
         name=name,
         plans=tuple(plans),
         cells=found,
         pools=pools,
-        scalings={cell_id: tuple(sorted(found, reverse=True)) for cell_id, found in kinds.items()},
-        settings=setting_labels(cells.values()),
+        scalings=_scalings(plans),
+        settings=setting_labels(one.cell for one in pools.values()),
         curves=tuple(curves(merged_series(plans), found, {one.cell.id: one for one in failed})),
         failures=tuple(failed),
-        lost=tuple(lost_runs(pools.values())),
         skipped=tuple(skipped_sizes(standing_skips(plans))),
         drift=drifted,
         strangers=tuple(sorted({result.cell_id for result in results} - known)),
-        assumptions=assumptions or Assumptions(),
+        assumptions=assumptions,
         review=review,
         approval=review.approval(results)[0],
         kind=kind,
     )
+
+
+def _pools(
+    plans: Sequence[Plan], results: Sequence[RunResult], excluded: Mapping[str, str]
+) -> dict[str, Pool]:
+    """The runs of every planned cell, by its id, with the most repeats that a plan wants."""
+    by_cell = grouped((result.cell_id, result) for result in results)
+    planned = grouped((cell.id, (cell, plan)) for plan in plans for cell in plan.cells)
+    return {
+        cell_id: pool(
+            of[-1][0],
+            by_cell.get(cell_id, []),
+            planned=max(plan.wanted(cell_id) for _, plan in of),
+            excluded=excluded,
+            # Runs of a later plan without rounds have other repeats.
+            by_rounds=of[-1][1].round is not None,
+        )
+        for cell_id, of in planned.items()
+    }
+
+
+def _scalings(plans: Iterable[Plan]) -> dict[str, tuple[Scaling, ...]]:
+    """The kinds of series that each cell is in, by its id."""
+    kinds = grouped(
+        (cell_id, series.kind) for plan in plans for series in plan.series for cell_id in series.cells
+    )
+    return {cell_id: tuple(sorted(set(found), reverse=True)) for cell_id, found in kinds.items()}
 
 
 def summary(study: StudyFigures) -> str:

@@ -159,7 +159,7 @@ def test_a_newer_environment_whose_runs_failed_does_not_take_over(
     planted.run(cell, new_timing(step_ms=1, environment=broken, outcome="crashed", reason="no kernel"))
     study = planted.analysed(name="broken")
     assert study.cells[cell.id].step_ns.value == pytest.approx(20e6)
-    assert [lost.run.reason for lost in study.lost] == ["rank 0: no kernel"]
+    assert [run.reason for _, run in study.lost] == ["rank 0: no kernel"]
 
 
 def test_measured_and_emulated_runs_are_not_pooled(planted, new_timing) -> None:

@@ -88,7 +88,7 @@ def test_a_failed_run_beside_good_ones_is_listed(planted, new_timing) -> None:
     planted.plan()
     planted.run(cell, new_timing(step_ms=1, outcome=Outcome.HUNG, reason="silent for 60 s"))
     study = planted.analysed()
-    assert [lost.run.reason for lost in study.lost] == ["rank 0: silent for 60 s"]
+    assert [run.reason for _, run in study.lost] == ["rank 0: silent for 60 s"]
     assert study.failures == ()
 
 

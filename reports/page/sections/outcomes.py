@@ -72,7 +72,7 @@ def _without_figure(study: StudyFigures) -> Iterator[_Group]:
     A run that trained its cell to the end has no step time, but it is not a failure.
     """
     several = len({pool.cell.workload for pool in study.pools.values()}) > 1
-    lost = ((f"a run: {outcome_words(one.run.outcome)}", reason_of(one.run), one.cell) for one in study.lost)
+    lost = ((f"a run: {outcome_words(run.outcome)}", reason_of(run), cell) for cell, run in study.lost)
     failed = ((outcome_words(one.outcome), one.reason, one.cell) for one in study.failures)
     groups = grouped(
         ((what, reason), f"{f'{cell.workload}, ' * several}{label(cell)} on {cell.gpus:,}")
