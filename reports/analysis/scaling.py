@@ -79,13 +79,22 @@ class Efficiency:
         return None if self.no_claim is None else str(self.no_claim)
 
     @property
+    def claimed(self) -> Metric | None:
+        """The efficiency; None for the baseline itself, and where none is claimed."""
+        return None if self.is_baseline else self.metric
+
+    @property
+    def against(self) -> str | None:
+        """The baseline: `single on 1`; None for the baseline itself, and without one."""
+        return None if self.is_baseline or self.baseline is None else self.baseline.short
+
+    @property
     def super_linear(self) -> bool:
         """Whether the point lies above 1 by more than its noise."""
-        if self.metric is None or self.is_baseline:
+        share = self.claimed
+        if share is None:
             return False
-        if self.metric.low is not None:
-            return self.metric.low > 1
-        return self.metric.value > 1 + SINGLE_RUN_NOISE
+        return share.value > 1 + SINGLE_RUN_NOISE if share.low is None else share.low > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

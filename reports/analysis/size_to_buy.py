@@ -242,13 +242,14 @@ def _by_efficiency(piece: Piece, candidates: Sequence[Candidate], goal: Goal) ->
     if not enough:
         return f"no measured point has an efficiency of {percent(goal.limit)} or more that can be claimed"
     chosen, share = max(enough, key=lambda pair: (pair[0].gpus, pair[0].rate))
-    against = chosen.efficiency.baseline
-    why = f"its efficiency is {metric(share)} against {against.short}" if against else "it is the baseline"
+    against = chosen.efficiency.against
     larger = {one.name: other for one, other in known if one.gpus > chosen.gpus}
     return Picked(
         candidate=chosen,
-        why="it is the baseline itself" if chosen.efficiency.is_baseline else why,
-        deciding=(against.figures,) if against else (),
+        why=f"its efficiency is {metric(share)} against {against}"
+        if against
+        else "it is the baseline itself",
+        deciding=(chosen.efficiency.baseline.figures,) if chosen.efficiency.baseline else (),
         open=_open_limit(share, goal.limit, larger),
         or_more=chosen.gpus == max(one.gpus for one in candidates),
     )
@@ -452,8 +453,7 @@ def _why_none(piece: Piece, candidates: Sequence[Candidate]) -> str | None:
 
 
 def _choice(picked: Picked, between: str | None) -> Purchase:
-    one, claim = picked.candidate, picked.candidate.efficiency
-    claimed = None if claim.is_baseline else claim
+    one = picked.candidate
     return Purchase(
         cell_id=one.figures.cell.id,
         strategy=one.strategy,
@@ -465,8 +465,8 @@ def _choice(picked: Picked, between: str | None) -> Purchase:
         or_more=picked.or_more,
         between=between,
         throughput=one.figures.throughput,
-        efficiency=claimed.metric if claimed else None,
-        against=claimed.baseline.short if claimed and claimed.baseline else None,
+        efficiency=one.efficiency.claimed,
+        against=one.efficiency.against,
         proven=one.figures.proven,
         epoch_ns=one.cost.epoch_ns,
         usd_per_epoch=one.cost.usd_per_epoch,

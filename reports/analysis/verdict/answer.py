@@ -71,14 +71,12 @@ def _speed_up(lead: Named) -> str:
     """`ddp on 2 GPUs trains 1.83 times (1.80 to 1.86) as fast as one device`."""
     curve, point = lead
     where = f"{curve.key.label} on {devices(point.gpus, point.figures.cell.device)}"
-    faster = times(lead)
-    if faster is None or point.efficiency.baseline is None:
+    faster, against = times(lead), point.efficiency.against
+    if faster is None:
         return f"{where} has {metric(point.figures.throughput).with_ends}"
-    against = point.efficiency.baseline
     if not faster.tells:
         return f"{where}: the runs are too far apart to tell its speed-up ({_figure(faster)})"
-    single = against.strategy == BASELINE_STRATEGY and against.gpus == 1
-    base = "one device" if single else against.short
+    base = "one device" if against == f"{BASELINE_STRATEGY} on 1" else against
     if faster.low is not None and faster.low <= 1:
         how = "slower" if faster.high is not None and faster.high < 1 else "not shown to be faster"
         return f"{where} is {how} than {base} ({_figure(faster)} times)"
@@ -89,9 +87,9 @@ def _speed_up(lead: Named) -> str:
 def times(named: Named) -> Metric | None:
     """The throughput over the baseline's; None for the baseline, and where no efficiency is claimed."""
     claim = named[1].efficiency
-    if claim.metric is None or claim.baseline is None or claim.is_baseline:
+    if claim.claimed is None or claim.baseline is None:
         return None
-    return claim.metric.times(named[1].gpus / claim.baseline.gpus)
+    return claim.claimed.times(named[1].gpus / claim.baseline.gpus)
 
 
 def _figure(times: Metric | None) -> str:
@@ -124,9 +122,11 @@ def _others(piece: Piece, lead: Named, smallest: float) -> Iterator[str]:
     by_side = grouped(zip(judged, others, strict=True))
     if alike := [f"{one[0].key.label} ({_figure(times(one))})" for one in by_side.get(None, ())]:
         yield f"not shown to be faster or slower: {listed(alike)}"
-    for one in by_side.get("above", ()):
-        if not _unlike(piece, one):
-            yield f"faster: {one[0].key.label}, {number(_ratio(lead, one).value)} times"
+    yield from (
+        f"faster: {one[0].key.label}, {number(_ratio(lead, one).value)} times"
+        for one in by_side.get("above", ())
+        if not _unlike(piece, one)
+    )
     slower = [
         f"{one[0].key.label}, {percent(_ratio(lead, one).value)} of its rate{_because(lead, one)}"
         for one in by_side.get("below", ())
@@ -148,23 +148,28 @@ def _ratio(lead: Named, other: Named) -> Metric:
 
 def _second_choice(piece: Piece, lead: Named, smallest: float) -> Iterator[str]:
     """Name a curve that trains otherwise, and pays further or is shown to be faster on as many devices."""
-    found = []
+    found = list(_others_that_win(piece, lead, smallest))
+    if not found:
+        return
+    best = max(found, key=lambda one: (one[1].gpus, rate(one)))
+    curve, point = best
+    claims = {one.gpus: one.efficiency.metric for one in lead[0].points}
+    share, own = point.efficiency.metric, claims.get(point.gpus)
+    where = f", where {lead[0].key.label} has {percent(own.value)}" if own else ""
+    has = f"{percent(share.value) if share else ''} on {point.gpus:,}{where}"
+    unlike = listed(_unlike(piece, best))
+    yield f"second choice, if its loss is as good: {curve.key.label}, which {unlike}, has {has}"
+
+
+def _others_that_win(piece: Piece, lead: Named, smallest: float) -> Iterator[Named]:
+    """The points that train otherwise and are shown to be faster, at their knee or the size of `lead`."""
     for curve in piece.curves:
         size = max(knee(curve).size or 0, lead[1].gpus)
         for point in curve.points:
-            one = (curve, point)
-            if point.gpus == size and point.efficiency.metric is not None and _unlike(piece, one):
-                if not ties(point.figures, lead[1].figures, smallest):
-                    found.append(one)
-    if found:
-        best = max(found, key=lambda one: (one[1].gpus, rate(one)))
-        curve, point = best
-        claims = {one.gpus: one.efficiency.metric for one in lead[0].points}
-        share, own = point.efficiency.metric, claims.get(point.gpus)
-        where = f", where {lead[0].key.label} has {percent(own.value)}" if own else ""
-        has = f"{percent(share.value) if share else ''} on {point.gpus:,}{where}"
-        unlike = listed(_unlike(piece, best))
-        yield f"second choice, if its loss is as good: {curve.key.label}, which {unlike}, has {has}"
+            claimed = point.gpus == size and point.efficiency.metric is not None
+            other = claimed and _unlike(piece, (curve, point))
+            if other and not ties(point.figures, lead[1].figures, smallest):
+                yield curve, point
 
 
 def _because(lead: Named, other: Named) -> str:

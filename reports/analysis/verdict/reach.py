@@ -65,19 +65,19 @@ def reach(named: Named) -> Reach | None:
     beyond = stop.beyond.larger if stop.beyond else None
     point = next((one for one in measured if one.gpus == beyond), largest)
     found = _lost(point)
-    claim = largest.efficiency
+    share, part = (found.share, _blamed(found)) if isinstance(found, Lost) else (None, None)
     return Reach(
         scaling=curve.key.kind,
         strategy=curve.key.label,
         gpus=largest.gpus,
-        efficiency=None if claim.is_baseline else claim.metric,
-        against=claim.baseline.short if claim.baseline and not claim.is_baseline else None,
+        efficiency=largest.efficiency.claimed,
+        against=largest.efficiency.against,
         knee=stop.at,
         knee_text=stop.text,
         lost_on=point.figures.cell.id,
         lost_gpus=point.gpus,
-        lost_share=found.share if isinstance(found, Lost) else None,
-        lost_to=_blamed(found) if isinstance(found, Lost) else None,
+        lost_share=share,
+        lost_to=part,
         cause=_cause(point, found),
     )
 
@@ -108,8 +108,7 @@ def _cause(point: CurvePoint, loss: Lost | str) -> str:
     share = f"{percent(max(0.0, loss.share))} of a step on {point.gpus:,}"
     if loss.share < LITTLE:
         return f"little: {share}"
-    against = point.efficiency.baseline
-    told = f"{share} against {against.short if against else ''}"
+    told = f"{share} against {point.efficiency.against}"
     part = _blamed(loss)
     if part is None:
         return f"{told}; the cause is unknown: {change(loss.part_ns['other'], loss.budget.step_ns)}"

@@ -24,6 +24,7 @@ from reports.analysis.verdict.answer import answer, lead_of
 from reports.analysis.verdict.reach import Reach, reach
 from reports.text import capital, count, devices, listed, metric, percent
 from results.cell import BASELINE_STRATEGY, label
+from results.grouping import grouped
 
 INPUT_BOUND = 0.1
 """Share of a step from which waiting for data is named."""
@@ -189,14 +190,7 @@ def _machine(study: StudyFigures, workload: str, found: Sequence[Reach]) -> Iter
     for cell, ranks in (slow := slow_cells(cells))[:1]:
         others = f" {count(len(slow) - 1, 'other cell')} too." if len(slow) > 1 else ""
         yield Record(what="slow ranks", figure=f"{_cell(cell)}: {ranks.finding}{others}", rank=3)
-    shares = [(one.share("input") or 0.0, one.cell.id) for cell in cells if (one := budget(cell))]
-    bound = [one for one in shares if one[0] >= INPUT_BOUND and study.cells[one[1]].no_claim is None]
-    if bound:
-        share, worst = max(bound)
-        others = f", and {count(len(bound) - 1, 'other cell')} for a tenth or more" if len(bound) > 1 else ""
-        waits = f"{_cell(study.cells[worst])} waits for data for {percent(share)} of a step{others}"
-        give = "give the loader workers, or prepare the data beforehand"
-        yield Record(what="input", figure=waits, because=give, rank=4)
+    yield from _input(cells)
     peaks = link_peaks(study.cells.values())
     if links := slow_links(cells, peaks):
         yield Record(what="slow link", figure=max(links)[1].removeprefix("Slow link: "), rank=4)
@@ -205,6 +199,18 @@ def _machine(study: StudyFigures, workload: str, found: Sequence[Reach]) -> Iter
         cell = study.cells[max(blamed, key=lambda one: one.lost_gpus).lost_on]
         if limit := communication_finding(cell, peaks):
             yield Record(what="network", figure=f"{_cell(cell)}: {limit}", rank=8)
+
+
+def _input(cells: Sequence[CellFigures]) -> Iterator[Record]:
+    """Name the measured cell that waits longest for data."""
+    shares = [(one.share("input") or 0.0, one.cell.id, cell) for cell in cells if (one := budget(cell))]
+    bound = [one for one in shares if one[0] >= INPUT_BOUND and one[-1].no_claim is None]
+    if bound:
+        share, _, worst = max(bound, key=lambda one: one[:2])
+        others = f", and {count(len(bound) - 1, 'other cell')} for a tenth or more" if len(bound) > 1 else ""
+        waits = f"{_cell(worst)} waits for data for {percent(share)} of a step{others}"
+        give = "give the loader workers, or prepare the data beforehand"
+        yield Record(what="input", figure=waits, because=give, rank=4)
 
 
 def _exchange_and_cost(study: StudyFigures, workload: str) -> Iterator[Record]:
@@ -222,36 +228,40 @@ def _exchange_and_cost(study: StudyFigures, workload: str) -> Iterator[Record]:
 
 def _left_out(study: StudyFigures, workload: str) -> Iterator[Record]:
     """Name the points of a workload without a figure or a claim, by the reason: `crashed: ddp on 8`."""
-    curves = [curve for curve in study.curves if curve.key.workload == workload]
-    cells = [one for one in study.cells.values() if one.cell.workload == workload]
-    points = [
-        (outcome_words(gap.outcome), curve.key.label, gap.gpus)
-        for curve in curves
-        for gap in curve.gaps
-        if gap.outcome is not None
-    ]
-    points += [(one.no_claim, label(one.cell), one.cell.gpus) for one in cells if one.no_claim]
-    # Neither what the user excluded is missed, nor one device with an exchange, nor several with `single`.
-    alone = any(curve.single is not None for curve in curves)
-    for group in study.skipped:
-        skip, exchange = group.skip, label(group.skip)
-        if skip.workload == workload and not skip.excluded and skip.strategy != BASELINE_STRATEGY:
-            sizes = [gpus for gpus in group.gpus if gpus > 1 or not alone]
-            points += [("skipped", exchange, gpus) for gpus in sizes]
-    by_reason: dict[str, dict[str, set[int]]] = {}
-    for why, exchange, gpus in points:
-        by_reason.setdefault(why, {}).setdefault(exchange, set()).add(gpus)
     told = []
-    for why, named in by_reason.items():
-        sizes_of = [f"{it} on {listed([f'{n:,}' for n in sorted(sizes)])}" for it, sizes in named.items()]
-        told.append(f"{why}: {listed(sizes_of, last=', ')}")
-    pieces = (piece_of(study.curves, workload, kind) for kind in KINDS)
-    if others := sum(piece.others for piece in pieces if piece):
+    for why, points in grouped(_points_left_out(study, workload)).items():
+        sizes = {it: [f"{n:,}" for n in sorted(set(those))] for it, those in grouped(points).items()}
+        told.append(f"{why}: {listed([f'{it} on {listed(on)}' for it, on in sizes.items()], last=', ')}")
+    pieces = [piece.others for kind in KINDS if (piece := piece_of(study.curves, workload, kind))]
+    if others := sum(pieces):
         told.append(f"{count(others, 'other piece')} of work: another batch, setting or link")
-    if unchecked := sum(one.proof is None for one in cells):
-        told.append(f"{unchecked:,} of {count(len(cells), 'cell')} without a check that it trained")
+    proofs = [one.proof for one in study.cells.values() if one.cell.workload == workload]
+    if unchecked := proofs.count(None):
+        told.append(f"{unchecked:,} of {count(len(proofs), 'cell')} without a check that it trained")
     if told:
         yield Record(what="not in this verdict", figure="; ".join(told), rank=1)
+
+
+def _points_left_out(study: StudyFigures, workload: str) -> Iterator[tuple[str, tuple[str, int]]]:
+    """The points of a workload without a figure or a claim: the reason, the exchange and the size."""
+    curves = [curve for curve in study.curves if curve.key.workload == workload]
+    for curve in curves:
+        gaps = ((outcome_words(gap.outcome), gap.gpus) for gap in curve.gaps if gap.outcome is not None)
+        yield from ((why, (curve.key.label, gpus)) for why, gpus in gaps)
+    for one in study.cells.values():
+        if one.cell.workload == workload and one.no_claim:
+            yield one.no_claim, (label(one.cell), one.cell.gpus)
+    alone = any(curve.single is not None for curve in curves)
+    yield from (("skipped", point) for point in _points_skipped(study, workload, alone=alone))
+
+
+def _points_skipped(study: StudyFigures, workload: str, *, alone: bool) -> Iterator[tuple[str, int]]:
+    """The points that were planned not to run. Neither what the user excluded is missed, nor one device with
+    an exchange where it ran `alone`, nor several with `single`."""
+    for group in study.skipped:
+        skip = group.skip
+        if skip.workload == workload and not skip.excluded and skip.strategy != BASELINE_STRATEGY:
+            yield from ((label(skip), gpus) for gpus in group.gpus if gpus > 1 or not alone)
 
 
 def _cell(figures: CellFigures) -> str:
