@@ -7,7 +7,8 @@ from typing import Literal
 
 from results.statistics import Metric, p_equal, ratio_of_runs
 
-Side = Literal["above", "below"]
+Side = Literal["faster", "slower"]
+"""Above 1 and below it: by step times, first over second, the second cell is that, and by rates the first."""
 Runs = Sequence[float]
 """The figures of a cell's runs."""
 
@@ -25,8 +26,8 @@ def side(ratio: Metric, smallest: float) -> Side | None:
     if ratio.low is None or ratio.high is None:
         return None
     if ratio.low > 1 and ratio.value >= 1 + smallest:
-        return "above"
-    return "below" if ratio.high < 1 and ratio.value <= 1 / (1 + smallest) else None
+        return "faster"
+    return "slower" if ratio.high < 1 and ratio.value <= 1 / (1 + smallest) else None
 
 
 def sides(pairs: Sequence[tuple[Runs, Runs]], smallest: float) -> list[Side | None]:

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Literal
 
 from reports.analysis.communication import CellCommunication, Payloads, communication
-from reports.analysis.effect import Side, effect_text, sides
+from reports.analysis.effect import effect_text, sides
 from reports.analysis.figures import CellFigures, exchanges_by_nodes
 from reports.analysis.scaling import unlike_conditions
 from reports.analysis.series import setting_of
@@ -110,7 +110,6 @@ NO_DENSE = "no dense exchange has a figure here"
 GRADIENT_BYTES = 4
 """Bytes of a parameter's gradient in single precision, which it has before it is sent."""
 ALONE = "every strategy was measured only with its dense exchange"
-_GAINS: dict[Side | None, Gain] = {"above": "faster", "below": "slower", None: "no gain"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,22 +221,32 @@ def _at(those: Sequence[ExchangeRow], every: Sequence[ExchangeRow]) -> str:
 def exchange_parts(study: StudyFigures) -> list[ExchangePart]:
     """Every workload and network on which gradients were exchanged in more than one way."""
     several = (one for one in study.cells.values() if one.cell.gpus > 1)
-    parts = grouped(((one.cell.workload, one.cell.link), one) for one in several)
+    parts = grouped(
+        ((one.cell.workload, read_link(one.cell.link) or 0.0, one.cell.link), one) for one in several
+    )
     rows = {
-        part: list(_rows(parts[part]))
-        for part in sorted(parts, key=lambda part: (part[0], read_link(part[1]) or 0.0))
-        if len({exchange_label(one.cell) for one in parts[part]}) > 1
+        part: list(_rows(cells))
+        for part, cells in sorted(parts.items())
+        if len({exchange_label(one.cell) for one in cells}) > 1
     }
     smallest = study.assumptions.smallest_effect
-    # All comparable rows of a study are judged together.
-    pairs = [(row, row.dense) for those in rows.values() for row in those if row.dense and row.reason is None]
-    found = sides([(dense.run_step_ns, row.figures.run_step_ns) for row, dense in pairs], smallest)
-    verdicts = {row.cell.id: _GAINS[one] for (row, _), one in zip(pairs, found, strict=True)}
-    judged = {part: [replace(row, verdict=verdicts.get(row.cell.id)) for row in rows[part]] for part in rows}
+    verdicts = _verdicts([row for those in rows.values() for row in those], smallest)
     return [
-        ExchangePart(workload=workload, link=link, rows=tuple(those), smallest_effect=smallest)
-        for (workload, link), those in judged.items()
+        ExchangePart(
+            workload=workload,
+            link=link,
+            rows=tuple(replace(row, verdict=verdicts.get(row.cell.id)) for row in those),
+            smallest_effect=smallest,
+        )
+        for (workload, _, link), those in rows.items()
     ]
+
+
+def _verdicts(rows: Iterable[ExchangeRow], smallest: float) -> dict[str, Gain]:
+    """The verdicts by cell: all comparable rows of a study are judged together."""
+    pairs = [(row, row.dense) for row in rows if row.dense and row.reason is None]
+    found = sides([(dense.run_step_ns, row.figures.run_step_ns) for row, dense in pairs], smallest)
+    return {row.cell.id: one or "no gain" for (row, _), one in zip(pairs, found, strict=True)}
 
 
 def _rows(cells: Iterable[CellFigures]) -> Iterator[ExchangeRow]:
@@ -274,9 +283,12 @@ def _against(cell: Cell, dense: Mapping[str, CellFigures]) -> CellFigures | None
 
 def incomparable(figures: CellFigures, dense: CellFigures) -> str | None:
     """Why the step times of two cells cannot be compared; None if they can."""
-    if figures.evidence is not dense.evidence:
-        return f"{figures.evidence} here, {dense.evidence} there"
-    if NOT_PROVEN in (figures.no_claim, dense.no_claim):
-        return NOT_PROVEN
     unlike = unlike_conditions(figures, dense)
-    return None if unlike is None else str(unlike)
+    return unlike_kinds(figures, dense) or (None if unlike is None else str(unlike))
+
+
+def unlike_kinds(figures: CellFigures, other: CellFigures) -> str | None:
+    """Why two cells cannot be compared on any machine: unlike evidence, or a failed proof."""
+    if figures.evidence is not other.evidence:
+        return f"{figures.evidence} here, {other.evidence} there"
+    return NOT_PROVEN if NOT_PROVEN in (figures.no_claim, other.no_claim) else None

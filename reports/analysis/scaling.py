@@ -317,4 +317,4 @@ def ties(best: CellFigures, other: CellFigures, smallest: float) -> bool:
     `smallest`."""
     work = best.cell.global_batch / other.cell.global_batch
     faster = ratio_of_runs(other.run_step_ns, best.run_step_ns, "ratio").times(work)
-    return faster.value <= 1 + SINGLE_RUN_NOISE if faster.low is None else side(faster, smallest) != "above"
+    return faster.value <= 1 + SINGLE_RUN_NOISE if faster.low is None else side(faster, smallest) != "faster"

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Literal
 
-from reports.analysis.effect import SMALLEST_EFFECT, Side, sides
-from reports.analysis.exchange import FEW_RUNS, FEWEST_RUNS
+from reports.analysis.effect import SMALLEST_EFFECT, sides
+from reports.analysis.exchange import FEW_RUNS, FEWEST_RUNS, unlike_kinds
 from reports.analysis.figures import CellFigures
 from reports.analysis.pooling import differing
 from reports.analysis.scaling import Efficiency, Piece, pieces
@@ -23,12 +23,10 @@ from reports.analysis.study import StudyFigures
 from reports.text import count, number
 from results.cell import Cell, Names, label
 from results.grouping import grouped
-from results.run import NOT_PROVEN
 from results.statistics import Metric, ratio_of_runs
 
 Change = Literal["faster", "slower", "no difference shown"]
 CHANGES: tuple[Change, ...] = ("faster", "slower", "no difference shown")
-_CHANGES: dict[Side | None, Change] = {"above": "faster", "below": "slower", None: "no difference shown"}
 NO_ENVIRONMENT = "the environment is unknown"
 _POINT = (*Names.__struct_fields__, "gpus")
 """Fields by which a reader identifies a cell."""
@@ -53,36 +51,22 @@ class CellInStudy:
     figures: CellFigures
     efficiency: Efficiency | None
     """Its efficiency against the baseline of the same study."""
-    ratio: Metric | None
-    """Step time of the first study over its own: above 1 it is faster. None for the first study itself."""
-    absent: str | None
-    """Why the ratio is missing or cannot be judged; None for the first study."""
-    differs: Mapping[str, tuple[str, str]]
-    """The conditions that differ from the first study's: there and here, by name."""
     disturbed: tuple[Disturbed, Disturbed]
     """How many runs were disturbed in the first study, and in this one."""
+    ratio: Metric | None = None
+    """Step time of the first study over its own: above 1 it is faster. None for the first study itself."""
+    absent: str | None = None
+    """Why the ratio is missing or cannot be judged; None for the first study."""
+    differs: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """The conditions that differ from the first study's: there and here, by name."""
     change: Change | None = None
     """Whether its runs are faster or slower than the first study's; None: not judged."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedCell:
-    """The same work in two studies or more."""
-
-    entries: tuple[CellInStudy, ...]
-    """Entries in the order of the studies; the others are compared with the first."""
-
-    @property
-    def cell(self) -> Cell:
-        return self.entries[0].figures.cell
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyPiece:
-    """The curves of one piece of work in one study."""
-
-    study: str
-    piece: Piece
+SharedCell = tuple[CellInStudy, ...]
+"""The same work in two studies or more, in their order; the others are compared with the first."""
+SharedPiece = tuple[tuple[str, Piece], ...]
+"""Curves of equal work of several studies, with the name of each study."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,30 +78,21 @@ class SideBySide:
     unlike: tuple[str, ...]
     """Points that two studies seem to share and whose work differs, with the fields."""
     findings: tuple[str, ...]
-    pieces: tuple[tuple[StudyPiece, ...], ...] = ()
-    """Pieces of equal work of several studies, whose curves may share axes: one of each study."""
+    pieces: tuple[SharedPiece, ...] = ()
+    """The pieces whose curves may share axes."""
     smallest_effect: float = SMALLEST_EFFECT
     """Share from which on a difference is reported."""
 
     def ratio(self, study: str, cell_id: str) -> CellInStudy | None:
         """A cell compared with the first study that has it; None if no other study has it."""
-        return next(
-            (
-                entry
-                for shared in self.cells
-                for entry in shared.entries[1:]
-                if (entry.study, entry.figures.cell.id) == (study, cell_id)
-            ),
-            None,
-        )
+        others = (entry for shared in self.cells for entry in shared[1:])
+        return next((one for one in others if (one.study, one.figures.cell.id) == (study, cell_id)), None)
 
 
 def side_by_side(studies: Sequence[StudyFigures]) -> SideBySide:
     """Compare studies. For each cell, the others are compared with the first study that has it."""
     pieces_of = grouped(
-        (piece.work, StudyPiece(study=study.name, piece=piece))
-        for study in studies
-        for piece in pieces(study.curves)
+        (piece.work, (study.name, piece)) for study in studies for piece in pieces(study.curves)
     )
     works: dict[tuple[object, ...], dict[str, tuple[StudyFigures, CellFigures]]] = {}
     for study in studies:
@@ -125,15 +100,10 @@ def side_by_side(studies: Sequence[StudyFigures]) -> SideBySide:
             work = tuple(_work(one.cell).values())
             works.setdefault(work, {}).setdefault(study.name, (study, one))
     smallest = studies[0].assumptions.smallest_effect
-    cells = []
-    for found in (list(those.values()) for those in works.values() if len(those) > 1):
-        first = found[0][1]
-        entries = (_entry(of, one, None if one is first else first) for of, one in found)
-        cells.append(SharedCell(entries=tuple(entries)))
-    shared = _judged(cells, smallest)
+    shared = _judged([_shared(list(those.values())) for those in works.values() if len(those) > 1], smallest)
     return SideBySide(
         studies=tuple(study.name for study in studies),
-        cells=tuple(shared),
+        cells=shared,
         unlike=tuple(text for pair in combinations(studies, 2) for text in _unlike(*pair)),
         findings=tuple(_findings(studies, shared)),
         pieces=tuple(tuple(those) for those in pieces_of.values() if len(those) > 1),
@@ -141,20 +111,17 @@ def side_by_side(studies: Sequence[StudyFigures]) -> SideBySide:
     )
 
 
-def _judged(shared: Sequence[SharedCell], smallest: float) -> list[SharedCell]:
+def _judged(shared: Sequence[SharedCell], smallest: float) -> tuple[SharedCell, ...]:
     """The cells with their changes, which are judged together."""
     pairs = [
-        (one.entries[0], entry)
-        for one in shared
-        for entry in one.entries[1:]
+        (first, entry)
+        for first, *others in shared
+        for entry in others
         if entry.ratio is not None and entry.absent is None
     ]
     found = sides([(first.figures.run_step_ns, one.figures.run_step_ns) for first, one in pairs], smallest)
-    changes = {id(one): _CHANGES[told] for (_, one), told in zip(pairs, found, strict=True)}
-    return [
-        SharedCell(entries=tuple(replace(one, change=changes.get(id(one))) for one in shared_cell.entries))
-        for shared_cell in shared
-    ]
+    changes = {id(one): told or "no difference shown" for (_, one), told in zip(pairs, found, strict=True)}
+    return tuple(tuple(replace(one, change=changes.get(id(one))) for one in cell) for cell in shared)
 
 
 def _work(cell: Cell) -> dict[str, object]:
@@ -162,32 +129,35 @@ def _work(cell: Cell) -> dict[str, object]:
     return {name: getattr(cell, name) for name in cell.__struct_fields__ if name != "steps"}
 
 
-def _entry(study: StudyFigures, one: CellFigures, first: CellFigures | None) -> CellInStudy:
-    absent, ratio = None, None
-    differs: Mapping[str, tuple[str, str]] = {}
-    if first is not None:
-        there, here = first.newest.environment, one.newest.environment
-        if there is not None and here is not None:
-            differs = differing(there.pooling_facts(), here.pooling_facts())
-        if one.evidence is not first.evidence:
-            absent = f"{one.evidence} here, {first.evidence} there"
-        elif NOT_PROVEN in (one.no_claim, first.no_claim):
-            absent = NOT_PROVEN
-        elif there is None or here is None:
-            absent = NO_ENVIRONMENT
-        else:
-            ratio = ratio_of_runs(first.run_step_ns, one.run_step_ns, "x")
-            absent = FEW_RUNS if ratio.samples < FEWEST_RUNS else None
+def _shared(found: Sequence[tuple[StudyFigures, CellFigures]]) -> SharedCell:
+    first = found[0][1]
+    entries = [_entry(study, one, first) for study, one in found]
+    return (entries[0], *(_compared(entry, first) for entry in entries[1:]))
+
+
+def _entry(study: StudyFigures, one: CellFigures, first: CellFigures) -> CellInStudy:
     points = (point for curve in study.curves for point in curve.points)
     return CellInStudy(
         study=study.name,
         figures=one,
         efficiency=next((p.efficiency for p in points if p.figures.cell.id == one.cell.id), None),
-        ratio=ratio,
-        absent=absent,
-        differs=differs,
-        disturbed=(_disturbed(first or one), _disturbed(one)),
+        disturbed=(_disturbed(first), _disturbed(one)),
     )
+
+
+def _compared(entry: CellInStudy, first: CellFigures) -> CellInStudy:
+    """The entry with its ratio and the conditions that differ, or why there is none."""
+    one = entry.figures
+    there, here = first.newest.environment, one.newest.environment
+    unlike = unlike_kinds(one, first)
+    if there is None or here is None:
+        return replace(entry, absent=unlike or NO_ENVIRONMENT)
+    differs = differing(there.pooling_facts(), here.pooling_facts())
+    if unlike is not None:
+        return replace(entry, absent=unlike, differs=differs)
+    ratio = ratio_of_runs(first.run_step_ns, one.run_step_ns, "x")
+    few = FEW_RUNS if ratio.samples < FEWEST_RUNS else None
+    return replace(entry, ratio=ratio, absent=few, differs=differs)
 
 
 def _disturbed(one: CellFigures) -> Disturbed:
@@ -217,13 +187,11 @@ def _findings(studies: Sequence[StudyFigures], shared: Sequence[SharedCell]) -> 
     if not shared:
         yield "No cell of one study does the same work as a cell of another."
         return
-    pairs = grouped(
-        ((cell.entries[0].study, entry.study), entry) for cell in shared for entry in cell.entries[1:]
-    )
+    pairs = grouped(((cell[0].study, entry.study), entry) for cell in shared for entry in cell[1:])
     for (first, other), entries in pairs.items():
         told = _told(entries, first, other)
         yield f"{other} against {first}, {count(len(entries), 'shared cell')}: {told}."
-    in_several = Counter(entry.study for cell in shared for entry in cell.entries)
+    in_several = Counter(entry.study for cell in shared for entry in cell)
     alone = {study.name: len(study.cells) - in_several[study.name] for study in studies}
     texts = [f"{cells:,} of {name}" for name, cells in alone.items() if cells]
     if texts:

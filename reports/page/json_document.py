@@ -83,8 +83,8 @@ def _comparison(found: SideBySide) -> Json:
             {
                 "id": entry.figures.cell.id,
                 "study": entry.study,
-                "first": shared.entries[0].study,
-                "first_id": shared.cell.id,
+                "first": first.study,
+                "first_id": first.figures.cell.id,
                 "ratio": entry.ratio,
                 "change": entry.change,
                 "absent": entry.absent,
@@ -92,8 +92,8 @@ def _comparison(found: SideBySide) -> Json:
                 "disturbed": [one.runs for one in entry.disturbed],
                 "runs": [one.of for one in entry.disturbed],
             }
-            for shared in found.cells
-            for entry in shared.entries[1:]
+            for first, *others in found.cells
+            for entry in others
         ],
     }
 

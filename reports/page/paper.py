@@ -93,7 +93,7 @@ def shared_figure_files(
     for those in comparison.pieces:
         drawings = shared_charts(comparison, those)
         ratio = drawings.pop("ratio", None)
-        yield from _piece_files(_stem(those[0].piece, taken), drawings, forms, style)
+        yield from _piece_files(_stem(those[0][1], taken), drawings, forms, style)
         if ratio is not None and ratio.chart is not None:
             ratios += 1
             yield from _files("ratios" if ratios == 1 else f"ratios-{ratios}", ratio.chart, "", forms, style)

@@ -32,7 +32,7 @@ def plant(tmp_path_factory, new_study):
 def test_a_ratio_by_hand(plant) -> None:
     comparison = side_by_side([plant("old", [10.0, 11.0, 12.0]), plant("new", [5.0, 5.5, 6.0])])
     (shared,) = comparison.cells
-    first, second = shared.entries
+    first, second = shared
     assert (first.study, first.ratio, first.absent, first.change) == ("old", None, None, None)
     # 11 / 5.5; the nearest runs give 10 / 6, the farthest 12 / 5.
     assert second.ratio.value == pytest.approx(2.0)
@@ -53,7 +53,7 @@ def test_a_ratio_by_hand(plant) -> None:
 )
 def test_slower_and_no_difference(plant, step_ms, change, words) -> None:
     comparison = side_by_side([plant("old", [10.0, 11.0, 12.0]), plant("new", step_ms)])
-    assert comparison.cells[0].entries[1].change == change
+    assert comparison.cells[0][1].change == change
     assert words in comparison.findings[0]
 
 
@@ -70,7 +70,7 @@ def test_what_changed_is_first_and_the_largest_change_leads(plant) -> None:
 
 def test_two_runs_are_not_judged_but_shown(plant) -> None:
     comparison = side_by_side([plant("old", [10.0, 11.0]), plant("new", [5.0, 5.5])])
-    entry = comparison.cells[0].entries[1]
+    entry = comparison.cells[0][1]
     assert entry.ratio is not None
     assert entry.change is None
     assert "not judged in 1 (a verdict needs 3 runs of each)" in comparison.findings[0]
@@ -80,7 +80,7 @@ def test_two_runs_are_not_judged_but_shown(plant) -> None:
 def test_conditions_that_differ_are_named_beside_the_ratio(plant, new_environment) -> None:
     new = plant("new", [5.0, 5.5, 6.0], environment=new_environment(torch="2.14.0", threads=2))
     comparison = side_by_side([plant("old", [10.0, 11.0, 12.0]), new])
-    entry = comparison.cells[0].entries[1]
+    entry = comparison.cells[0][1]
     assert entry.differs == {"threads": ("1", "2"), "torch": ("2.13.0", "2.14.0")}
     assert entry.change == "faster"
     assert comparison.findings[0].endswith(
@@ -146,7 +146,7 @@ def test_the_interval_says_how_many_runs_of_each(plant, there, here, words) -> N
 
 def test_emulated_and_measured_are_not_divided(plant) -> None:
     new = plant("new", [5.0, 5.5, 6.0], evidence=Evidence.EMULATED)
-    entry = side_by_side([plant("old", [10.0, 11.0, 12.0]), new]).cells[0].entries[1]
+    entry = side_by_side([plant("old", [10.0, 11.0, 12.0]), new]).cells[0][1]
     assert (entry.ratio, entry.absent) == (None, "emulated here, measured there")
 
 
@@ -155,7 +155,7 @@ def test_without_an_environment_nothing_is_divided(plant, tmp_path, new_study) -
     study.points("ddp", {2: [5.0, 5.5, 6.0]})
     study.plan()
     bare = study.analysed(name="bare", environment=None)
-    entry = side_by_side([plant("old", [10.0]), bare]).cells[0].entries[1]
+    entry = side_by_side([plant("old", [10.0]), bare]).cells[0][1]
     assert (entry.ratio, entry.absent, entry.differs) == (None, NO_ENVIRONMENT, {})
 
 
@@ -185,8 +185,8 @@ def test_the_first_study_that_has_a_cell_is_what_the_others_are_compared_with(pl
     comparison = side_by_side(studies)
     told = [
         (
-            shared.cell.gpus,
-            [(entry.study, entry.ratio.value if entry.ratio else None) for entry in shared.entries],
+            shared[0].figures.cell.gpus,
+            [(entry.study, entry.ratio.value if entry.ratio else None) for entry in shared],
         )
         for shared in comparison.cells
     ]
@@ -202,7 +202,7 @@ def test_the_first_study_that_has_a_cell_is_what_the_others_are_compared_with(pl
 def test_efficiencies_are_those_of_each_study(plant) -> None:
     comparison = side_by_side([plant("a", [10.0], gpus=(2, 4)), plant("b", [20.0], gpus=(4, 8))])
     (four,) = comparison.cells
-    first, second = four.entries
+    first, second = four
     assert (first.efficiency.metric.value, first.efficiency.is_baseline) == (1.0, False)
     assert second.efficiency.is_baseline
     rows = comparison_table(comparison).texts

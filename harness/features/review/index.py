@@ -162,7 +162,7 @@ def _compared(this: SiteStudy, earlier: Sequence[SiteStudy]) -> str:
     before = next((one for one in reversed(earlier) if _plans_the_same(this, one)), None)
     if before is None:
         return NOTHING
-    shared = [one.entries[1] for one in side_by_side([before.figures, this.figures]).cells]
+    shared = [one[1] for one in side_by_side([before.figures, this.figures]).cells]
     changed = [one for one in shared if one.change in ("faster", "slower") and one.ratio is not None]
     if not changed:
         return f"none shown in {count(len(shared), 'cell')} since {before.figures.name}"

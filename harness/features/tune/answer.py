@@ -50,7 +50,7 @@ def answer_of(
     if default in rates and default not in equal:
         # What is like the fastest, but not shown to be faster than the default, does not stand for it.
         found = sides([(rates[one], rates[default]) for one in equal[1:]], SMALLEST_EFFECT)
-        equal = [best, *(one for one, side in zip(equal[1:], found, strict=True) if side == "above")]
+        equal = [best, *(one for one, side in zip(equal[1:], found, strict=True) if side == "faster")]
     chosen = default if default in equal else min(equal, key=lambda one: by_id[one].complexity)
     one, faster = by_id[chosen], best if chosen == default else chosen
     known = faster != default and default in rates

@@ -124,12 +124,12 @@ def _others(piece: Piece, lead: Named, smallest: float) -> Iterator[str]:
         yield f"not shown to be faster or slower: {listed(alike)}"
     yield from (
         f"faster: {one[0].key.label}, {number(_ratio(lead, one).value)} times"
-        for one in by_side.get("above", ())
+        for one in by_side.get("faster", ())
         if not _unlike(piece, one)
     )
     slower = [
         f"{one[0].key.label}, {percent(_ratio(lead, one).value)} of its rate{_because(lead, one)}"
-        for one in by_side.get("below", ())
+        for one in by_side.get("slower", ())
     ]
     if slower:
         yield f"slower: {listed(slower, most=_MOST_OTHERS, last='; ')}"

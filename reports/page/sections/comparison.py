@@ -15,7 +15,7 @@ from reports.analysis.effect import claim_rule
 from reports.analysis.headline import efficiency_field, runs_text
 from reports.analysis.scaling import Curve, CurvePoint
 from reports.analysis.series import setting_labels, setting_of
-from reports.analysis.side_by_side import CellInStudy, SideBySide, StudyPiece
+from reports.analysis.side_by_side import CellInStudy, SharedPiece, SideBySide
 from reports.fields import NONE, Field
 from reports.page.chart import drawn
 from reports.page.description import Chart, Line, Point, Rule, interval_point
@@ -92,9 +92,9 @@ def comparison_section(comparison: SideBySide) -> Section:
 def changed_tiles(comparison: SideBySide) -> Iterator[Tile]:
     """Say how many cells changed, and name the largest changes, the largest first."""
     judged = [
-        (shared.cell, entry)
+        (shared[0].figures.cell, entry)
         for shared in comparison.cells
-        for entry in shared.entries[1:]
+        for entry in shared[1:]
         if entry.change is not None
     ]
     changed = [pair for pair in judged if pair[1].change != "no difference shown"]
@@ -123,7 +123,7 @@ def changed_tiles(comparison: SideBySide) -> Iterator[Tile]:
 
 def comparison_table(comparison: SideBySide) -> TextTable:
     """One row for each shared cell and study; the rows of a cell are together."""
-    rows = [_Row(shared.cell, entry) for shared in comparison.cells for entry in shared.entries]
+    rows = [_Row(shared[0].figures.cell, entry) for shared in comparison.cells for entry in shared]
     settings = setting_labels(row.cell for row in rows)
     size = devices_word({row.cell.device for row in rows} or {"cuda"})
     setting: Column[_Row] = words("setting", lambda row: settings[setting_of(row.cell)])
@@ -180,10 +180,10 @@ def _differs(row: _Row) -> str:
     return ", ".join(texts) or (NOTHING if entry.ratio is None else "nothing")
 
 
-def shared_charts(comparison: SideBySide, those: Sequence[StudyPiece]) -> dict[str, Drawing]:
+def shared_charts(comparison: SideBySide, those: SharedPiece) -> dict[str, Drawing]:
     """Draw the `throughput` and `efficiency` of a shared piece of work, and the `ratio` of matched cells."""
-    number = comparison.pieces.index(tuple(those))
-    curves = [(one.study, curve) for one in those for curve in one.piece.curves]
+    number = comparison.pieces.index(those)
+    curves = [(study, curve) for study, piece in those for curve in piece.curves]
     first = curves[0][1]
     word = devices_word({first.points[0].figures.cell.device})
     work = f"{first.key.workload}, {first.key.kind} scaling, batch {first.key.constant_batch:,}"
@@ -207,7 +207,7 @@ def shared_charts(comparison: SideBySide, those: Sequence[StudyPiece]) -> dict[s
         ),
         "ratio": Chart(
             name=f"shared-{number}-ratio",
-            title=f"{work}: times as fast as in {those[0].study}, by {word}",
+            title=f"{work}: times as fast as in {those[0][0]}, by {word}",
             y_title="times as fast",
             x_title=word,
             lines=_lines(comparison, curves, partial(_ratios, comparison)),
