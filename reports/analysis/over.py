@@ -12,10 +12,10 @@ import msgspec
 
 from reports.analysis.exchange import FEW_RUNS, FEWEST_RUNS, incomparable
 from reports.analysis.figures import CellFigures
-from reports.analysis.losses import WINDOW_SHARE, loss_curve
+from reports.analysis.losses import WINDOW_SHARE, LossCurve, loss_curve
 from reports.analysis.memory import cell_memories
 from reports.analysis.scaling import unlike_conditions
-from reports.analysis.series import setting_labels, setting_of, value_text
+from reports.analysis.series import SIZED, setting_labels, setting_of, value_text
 from reports.analysis.study import StudyFigures
 from results.cell import Cell
 from results.errors import UsageError
@@ -23,7 +23,6 @@ from results.statistics import Metric, differences, ratio_of_runs
 
 _FOLLOWS = {"accumulation": ("micro_batch",), "dataset": ("dataset_hash",)}
 """Other fields that follow from an axis."""
-_SIZED = ("gpus", "model_parallel", "micro_batch", "steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +63,9 @@ def comparing_over(study: StudyFigures, axis: str) -> StudyFigures:
     if not over_groups(study, axis):
         flag = f"--{axis.replace('_', '-')}"
         values = list(dict.fromkeys(value_text(getattr(one.cell, axis)) for one in study.cells.values()))
-        found = (
-            "no cell has a figure"
-            if not values
-            else f"all cells with a figure have {values[0]}"
-            if len(values) == 1
-            else f"no two cells with figures differ only in it ({', '.join(values)} are there)"
-        )
+        found = f"no two cells with figures differ only in it ({', '.join(values)} are there)"
+        if len(values) < 2:
+            found = f"all cells with a figure have {values[0]}" if values else "no cell has a figure"
         raise UsageError(
             f"--compare-over {flag[2:]}: {found}; measure several in one study: bench matrix {flag} A,B"
         )
@@ -86,7 +81,7 @@ def over_groups(study: StudyFigures, axis: str) -> list[OverGroup]:
     ways: dict[tuple[object, ...], dict[int, dict[object, CellFigures]]] = {}
     for one in study.cells.values():
         # The fields that cells of one group share: all but the axis, the size and what follows from them.
-        cell, but = one.cell, {*follow, *_SIZED}
+        cell, but = one.cell, {*follow, *SIZED}
         strong = study.scalings.get(cell.id, ()) == ("strong",)
         batch = ("strong", cell.global_batch) if strong else ("weak", cell.batch_per_replica)
         shared = (getattr(cell, name) for name in cell.__struct_fields__ if name not in but)
@@ -118,28 +113,33 @@ def _group(cells: Sequence[CellFigures], axis: str, memory: dict[str, int | None
         for one in cells
     }
     samples = min((curve.samples for those in curves.values() for curve in those), default=None)
-    first, rows = cells[0], []
-    for one in cells:
-        ratio = absent = None
-        if one is not first:
-            if unlike_conditions(one, first) is None:
-                ratio = ratio_of_runs(first.run_step_ns, one.run_step_ns, "x")
-            few = min(len(one.runs), len(first.runs)) < FEWEST_RUNS
-            absent = incomparable(one, first) or (FEW_RUNS if few else None)
-        # After a long proof, a run may have no loss before the samples that are compared.
-        losses = [
-            curve.loss_after(samples, window=samples / WINDOW_SHARE)
-            for curve in curves[one.cell.id]
-            if samples is not None and curve.first * curve.global_batch < samples
-        ]
-        rows.append(
-            OverRow(
-                value=value_text(getattr(one.cell, axis)),
-                figures=one,
-                memory_bytes=memory[one.cell.id],
-                ratio=ratio,
-                absent=absent,
-                loss=differences(losses, "loss") if losses else None,
-            )
+    rows = [
+        OverRow(
+            value=value_text(getattr(one.cell, axis)),
+            figures=one,
+            memory_bytes=memory[one.cell.id],
+            ratio=_ratio(one, cells[0]),
+            absent=_why_not(one, cells[0]),
+            loss=None if samples is None else _loss(curves[one.cell.id], samples),
         )
+        for one in cells
+    ]
     return OverGroup(rows=tuple(rows), samples=samples)
+
+
+def _ratio(one: CellFigures, first: CellFigures) -> Metric | None:
+    if one is first or unlike_conditions(one, first) is not None:
+        return None
+    return ratio_of_runs(first.run_step_ns, one.run_step_ns, "x")
+
+
+def _why_not(one: CellFigures, first: CellFigures) -> str | None:
+    few = FEW_RUNS if min(len(one.runs), len(first.runs)) < FEWEST_RUNS else None
+    return None if one is first else incomparable(one, first) or few
+
+
+def _loss(curves: Sequence[LossCurve], samples: int) -> Metric | None:
+    """The loss after `samples`. After a long proof, a run may have no loss before these."""
+    early = (curve for curve in curves if curve.first * curve.global_batch < samples)
+    losses = [curve.loss_after(samples, window=samples / WINDOW_SHARE) for curve in early]
+    return differences(losses, "loss") if losses else None

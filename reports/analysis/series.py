@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 
 import msgspec
 
@@ -13,7 +14,9 @@ from results.notation import read_link
 from results.plan import Plan, Request, Scaling, SeriesId, Skip, values_name
 
 _TRAVEL = ("strategy", "compression", "collective", "link_mbit_per_s")
-_SIZED = ("workload", *_TRAVEL, "gpus", "model_parallel", "micro_batch", "steps")
+SIZED = ("gpus", "model_parallel", "micro_batch", "steps")
+"""Fields of a cell that vary along its series, and the step policy."""
+_KEYED = ("workload", *_TRAVEL, *SIZED)
 """Fields of a cell that its series' key contains in another form, or that vary along the series."""
 _ASKED = (*map(values_name, Names.__struct_fields__), "gpus", "batch_sizes", "batches", "global_batch_sizes")
 """Fields of a request that only say which points there are."""
@@ -145,22 +148,22 @@ def setting_labels(cells: Iterable[Cell]) -> Mapping[SeriesSetting, str]:
 def told_settings(plans: Iterable[Plan]) -> list[str]:
     """Values of options that differ from their defaults in some cell or request: `accumulation=1,4`."""
     known = list(plans)
-    told = []
+    cells = [*chain.from_iterable(plan.cells for plan in known)]
+    told: list[str] = []
     for name in _TOLD:
-        values = dict.fromkeys(getattr(cell, name) for plan in known for cell in plan.cells)
-        default = getattr(_DEFAULTS, name)
+        values, default = dict.fromkeys(getattr(cell, name) for cell in cells), getattr(_DEFAULTS, name)
         asked = any(getattr(plan.request, name) != default for plan in known)
         if name == "env":
-            told += [text for text in dict.fromkeys(text for texts in values for text in texts)]
+            told += dict.fromkeys(chain.from_iterable(values))
         elif asked or (name != "optimizer" and set(values) - {default}):
-            told.append(f"{name}={','.join(value_text(value) for value in values)}")
-    return told if any(plan.cells for plan in known) else []
+            told.append(f"{name}={','.join(map(value_text, values))}")
+    return told if cells else []
 
 
 @lru_cache(maxsize=4096)
 def setting_of(cell: Cell) -> SeriesSetting:
     """The workload, and the fields of a cell that all cells of its series share, as strings."""
-    names = [name for name in cell.__struct_fields__ if name not in (*_SIZED, "env")]
+    names = [name for name in cell.__struct_fields__ if name not in (*_KEYED, "env")]
     values = [(name, value_text(getattr(cell, name))) for name in names]
     policy = [(name, value_text(getattr(cell.steps, name))) for name in StepPolicy.__struct_fields__]
     variables = [(name, value) for name, _, value in (text.partition("=") for text in cell.env)]
