@@ -134,9 +134,6 @@ def cell_figures(pool: Pool, *, unproven: bool = False) -> CellFigures | None:
     exposed = [run.exposed_ns.value for run in pool.runs if run.exposed_ns is not None]
     complete, copies_ns = len(exposed) == len(steps), copies_of_runs(pool.runs)
     proofs = [run.proof for run in pool.runs if run.proof is not None]
-    names, phases = pool.runs[-1].phase_ns.keys(), {}
-    if all(run.phase_ns.keys() == names for run in pool.runs):
-        phases = {name: sum(run.phase_ns[name] for run in pool.runs) / len(pool.runs) for name in names}
     return CellFigures(
         pool=pool,
         evidence=pool.runs[-1].evidence,
@@ -145,7 +142,7 @@ def cell_figures(pool: Pool, *, unproven: bool = False) -> CellFigures | None:
         # Total work over total time: a mean of the runs' rates would overstate it.
         samples_per_s=step_ns.over(pool.cell.global_batch * 1e9, "samples/s"),
         units_per_s=_units_per_s(pool.runs, step_ns),
-        phase_ns=phases,
+        phase_ns=_phases(pool.runs),
         exposed_ns=differences(exposed, "ns").or_more(copies_ns) if complete else None,
         exposed_share=share_of_runs(exposed, steps).or_more(copies_ns / step_ns.value) if complete else None,
         exposed_absent=None if complete else _why_not_exposed(pool.runs),
@@ -153,6 +150,14 @@ def cell_figures(pool: Pool, *, unproven: bool = False) -> CellFigures | None:
         proof=min(proofs, key=lambda proof: _STRONGEST_PROOF.index(proof.method), default=None),
         accepted=unproven and not any(proof.passed for proof in proofs),
     )
+
+
+def _phases(runs: Sequence[RunResult]) -> dict[str, float]:
+    """The mean time of each phase of a step; empty if the runs have unlike phases."""
+    names = runs[-1].phase_ns.keys()
+    if any(run.phase_ns.keys() != names for run in runs):
+        return {}
+    return {name: sum(run.phase_ns[name] for run in runs) / len(runs) for name in names}
 
 
 def copies_of_runs(runs: Sequence[RunResult]) -> float:

@@ -71,13 +71,18 @@ def next_run(study: StudyFigures) -> NextRun | None:
     piece = next((one for one in found if one is not None and one.measured), None)
     if piece is None:
         return _without_figure(study)
-    candidates, _ = candidates_of(piece, {cost.cell.id: cost for cost in cell_costs(study)})
-    picked = None
-    if len({one.gpus for one in candidates}) > 1:
-        picks = (PICK[goal.kind](piece, candidates, goal) for goal in (study.assumptions.goal, KNEE))
-        picked = next((one for one in picks if isinstance(one, Picked)), None)
-    holes = holes_of(study, piece, picked, candidates) if picked else ()
+    picked, holes = _choice(study, piece)
     return _hole(study, holes) or _without_figure(study) or _left_open(study, piece, picked)
+
+
+def _choice(study: StudyFigures, piece: Piece) -> tuple[Picked | None, tuple[Hole, ...]]:
+    """What would be bought by the study's goal, or else by the knee, and the holes in which it may lie."""
+    candidates, _ = candidates_of(piece, {cost.cell.id: cost for cost in cell_costs(study)})
+    if len({one.gpus for one in candidates}) < 2:
+        return None, ()
+    picks = (PICK[goal.kind](piece, candidates, goal) for goal in (study.assumptions.goal, KNEE))
+    picked = next((one for one in picks if isinstance(one, Picked)), None)
+    return picked, holes_of(study, piece, picked, candidates) if picked else ()
 
 
 def _without_figure(study: StudyFigures) -> NextRun | None:

@@ -16,6 +16,7 @@ from scipy.special import stdtr
 
 from reports.analysis.figures import CellFigures
 from reports.text import capital, count, duration, listed, percent
+from results.grouping import grouped
 from results.run import RankColumns
 
 SLOW_ABOVE = 0.03
@@ -144,20 +145,20 @@ def stragglers(figures: CellFigures) -> Stragglers | None:
     waits = [run.budget.wait_ns.value for run in figures.runs if run.budget is not None]
     persistent = persistently_slow(columns)
     lasting, random = split_wait(columns, waits, slow=bool(persistent))
-    nodes, slow_nodes = tuple(columns[-1].node), []
-    for node in sorted(set(nodes)):
-        of_node = {rank for rank, other in enumerate(nodes) if other == node}
-        if len(of_node) > 1 and of_node <= set(persistent):
-            slow_nodes.append(node)
+    of_node = grouped((node, rank) for rank, node in enumerate(columns[-1].node))
     return Stragglers(
         runs=len(columns),
         steps=sum(ranks.steps for ranks in columns),
-        nodes=nodes,
+        nodes=tuple(columns[-1].node),
         hosts=() if isinstance(columns[-1].host, msgspec.UnsetType) else tuple(columns[-1].host),
         excess=_mean_by_rank(_excess(ranks) for ranks in columns),
         slowest_share=_mean_by_rank(np.asarray(ranks.slowest_share) for ranks in columns),
         persistent=persistent,
-        slow_nodes=tuple(slow_nodes),
+        slow_nodes=tuple(
+            node
+            for node, ranks in sorted(of_node.items())
+            if len(ranks) > 1 and set(ranks) <= set(persistent)
+        ),
         persistent_wait_ns=lasting,
         random_wait_ns=random,
     )
