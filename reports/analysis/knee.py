@@ -121,15 +121,18 @@ class Knee:
         """`knee between 32 and 64: ...`, `no knee up to 64`, or why nothing is claimed; a clause."""
         if not self.growths or self.size is None:
             return f"no knee is claimed: {self.reason or 'fewer than two sizes have a figure'}"
-        odds = self.odds[self.size] if self.odds else None
-        unsure = "" if odds is None or odds >= SURE_FROM else f" (in {whole_percent(odds)} of resamples)"
         without = f"; {count(self.left_out, 'disturbed run')} left out" if self.left_out else ""
         if self.beyond is not None:
             place = f"knee between {self.beyond.smaller:,} and {self.beyond.larger:,}"
-            return f"{place}{unsure}: {self.beyond.text}{without}"
-        if odds is None or unsure:
-            return f"no knee seen up to {self.size:,}{unsure or ' (single runs)'}{without}"
-        return f"no knee up to {self.size:,}{without}"
+            return f"{place}{self._unsure}: {self.beyond.text}{without}"
+        unsure = self._unsure or ("" if self.odds else " (single runs)")
+        return f"no knee{' seen' if unsure else ''} up to {self.size:,}{unsure}{without}"
+
+    @property
+    def _unsure(self) -> str:
+        """` (in 80 % of resamples)`; empty where the size is sure, or no odds are known."""
+        odds = self.odds[self.size] if self.odds and self.size else SURE_FROM
+        return f" (in {whole_percent(odds)} of resamples)" if odds < SURE_FROM else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -184,14 +184,10 @@ def _run(
     repeats: int | None = None,
 ) -> NextRun:
     """More `repeats` of a series may include its single device, as the first of `gpus`."""
-    key, single, own = curve.key, None, {one.gpus: one.figures.cell for one in curve.points}
+    key, alone, own = curve.key, None, {one.gpus: one.figures.cell for one in curve.points}
     if repeats is not None and 1 in gpus and 1 not in own and curve.single is not None:
-        single = curve.single.figures.cell
-        own[1] = single
-    sizes = listed([f"{size:,}" for size in gpus if size > 1 or single is None])
-    what = f"{f'{single.strategy} on 1 and ' if single else ''}{key.label} on {sizes}"
-    if repeats is not None:
-        what = f"{count(repeats, 'run')}{' each' if len(gpus) > 1 else ''} of {what}"
+        own[1] = curve.single.figures.cell
+        alone = own[1].strategy
     hours = gpu_hours(curve, gpus, repeats or _request(study, key).repeats)
     price = highest_price(study)
     return NextRun(
@@ -200,19 +196,21 @@ def _run(
         strategy=key.label,
         gpus=tuple(gpus),
         cells=tuple(own[size].id for size in gpus if size in own),
-        what=what,
+        what=_what(key, gpus, repeats, alone),
         why=why,
-        command=matrix_call(
-            study,
-            key,
-            gpus,
-            repeats=repeats,
-            rerun=kind == "failed",
-            alone=single.strategy if single else None,
-        ),
+        command=matrix_call(study, key, gpus, repeats=repeats, rerun=kind == "failed", alone=alone),
         gpu_hours=hours,
         usd=None if hours is None or price is None else hours * price,
     )
+
+
+def _what(key: SeriesKey, gpus: Sequence[int], repeats: int | None, alone: str | None) -> str:
+    """`6 runs each of single on 1 and ddp on 2 and 4`, where `alone` is the strategy of the single device."""
+    sizes = listed([f"{size:,}" for size in gpus if size > 1 or alone is None])
+    what = f"{f'{alone} on 1 and ' if alone else ''}{key.label} on {sizes}"
+    if repeats is None:
+        return what
+    return f"{count(repeats, 'run')}{' each' if len(gpus) > 1 else ''} of {what}"
 
 
 def highest_price(study: StudyFigures) -> float | None:

@@ -6,7 +6,7 @@ resulting wait is split into the cost of a lasting imbalance and the cost of ran
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -145,23 +145,25 @@ def stragglers(figures: CellFigures) -> Stragglers | None:
     waits = [run.budget.wait_ns.value for run in figures.runs if run.budget is not None]
     persistent = persistently_slow(columns)
     lasting, random = split_wait(columns, waits, slow=bool(persistent))
-    of_node = grouped((node, rank) for rank, node in enumerate(columns[-1].node))
     return Stragglers(
         runs=len(columns),
         steps=sum(ranks.steps for ranks in columns),
         nodes=tuple(columns[-1].node),
         hosts=() if isinstance(columns[-1].host, msgspec.UnsetType) else tuple(columns[-1].host),
-        excess=_mean_by_rank(_excess(ranks) for ranks in columns),
+        excess=_mean_by_rank(map(_excess, columns)),
         slowest_share=_mean_by_rank(np.asarray(ranks.slowest_share) for ranks in columns),
         persistent=persistent,
-        slow_nodes=tuple(
-            node
-            for node, ranks in sorted(of_node.items())
-            if len(ranks) > 1 and set(ranks) <= set(persistent)
-        ),
+        slow_nodes=_slow_nodes(columns[-1].node, persistent),
         persistent_wait_ns=lasting,
         random_wait_ns=random,
     )
+
+
+def _slow_nodes(nodes: Sequence[int], persistent: Collection[int]) -> tuple[int, ...]:
+    """The nodes of several ranks that are all `persistent`; `nodes` has the node of each rank."""
+    of_node = grouped((node, rank) for rank, node in enumerate(nodes))
+    slow = {node for node, ranks in of_node.items() if len(ranks) > 1 and set(ranks) <= set(persistent)}
+    return tuple(sorted(slow))
 
 
 def persistently_slow(runs: Sequence[RankColumns]) -> tuple[int, ...]:
