@@ -76,7 +76,7 @@ def next_run(study: StudyFigures) -> NextRun | None:
 
 
 def _choice(study: StudyFigures, piece: Piece) -> tuple[Picked | None, tuple[Hole, ...]]:
-    """What would be bought by the study's goal, or else by the knee, and the holes in which it may lie."""
+    """Choose by the study's goal, or else by the knee, and find the holes in which the choice may lie."""
     candidates, _ = candidates_of(piece, {cost.cell.id: cost for cost in cell_costs(study)})
     if len({one.gpus for one in candidates}) < 2:
         return None, ()

@@ -10,6 +10,7 @@ from itertools import chain
 import msgspec
 
 from results.cell import Cell, Names, StepPolicy, exchange_label, label, named
+from results.grouping import grouped
 from results.notation import read_link
 from results.plan import Plan, Request, Scaling, SeriesId, Skip, values_name
 
@@ -74,9 +75,7 @@ def merged_series(plans: Sequence[Plan]) -> list[MergedSeries]:
     skips: dict[SeriesKey, dict[int, str]] = {}
     for plan in plans:
         by_id = {cell.id: cell for cell in plan.cells}
-        asked: dict[SeriesId, dict[int, str]] = {}
-        for skip in plan.skips:
-            asked.setdefault(skip.series_id, {})[skip.gpus] = skip.reason
+        asked = grouped((skip.series_id, (skip.gpus, skip.reason)) for skip in plan.skips)
         for series in plan.series:
             members = [by_id[cell_id] for cell_id in series.cells]
             if members:
@@ -87,27 +86,23 @@ def merged_series(plans: Sequence[Plan]) -> list[MergedSeries]:
                     setting=setting_of(members[0]),
                 )
                 cells.setdefault(key, {}).update({cell.gpus: cell for cell in members})
-                skips.setdefault(key, {}).update(asked.get(series.id, {}))
-    return [
+                skips.setdefault(key, {}).update(asked.get(series.id, ()))
+    merged = (
         MergedSeries(
             key=key,
-            cells=dict(sorted(cells[key].items())),
-            skips={gpus: why for gpus, why in sorted(skips[key].items()) if gpus not in cells[key]},
+            cells=dict(sorted(found.items())),
+            skips={gpus: why for gpus, why in sorted(skips[key].items()) if gpus not in found},
         )
-        # Reading order: weak before strong, the one-device baseline before its curves, networks together.
-        for key in sorted(
-            cells,
-            key=lambda key: (
-                key.workload,
-                key.kind == "strong",
-                key.constant_batch,
-                key.setting,
-                min(cells[key]),
-                read_link(key.link) or 0.0,
-                key.exchange,
-            ),
-        )
-    ]
+        for key, found in cells.items()
+    )
+    return sorted(merged, key=_reading_order)
+
+
+def _reading_order(one: MergedSeries) -> tuple[object, ...]:
+    """Weak before strong, the one-device baseline before its curves, networks together."""
+    key, link = one.key, read_link(one.key.link) or 0.0
+    work = (key.workload, key.kind == "strong", key.constant_batch, key.setting)
+    return (*work, min(one.cells), link, key.exchange)
 
 
 def standing_skips(plans: Sequence[Plan]) -> list[Skip]:

@@ -146,7 +146,7 @@ def _entry(study: StudyFigures, one: CellFigures, first: CellFigures) -> CellInS
 
 
 def _compared(entry: CellInStudy, first: CellFigures) -> CellInStudy:
-    """The entry with its ratio and the conditions that differ, or why there is none."""
+    """Return the entry with its ratio, or the reason for a missing one, and the conditions that differ."""
     one = entry.figures
     there, here = first.newest.environment, one.newest.environment
     unlike = unlike_kinds(one, first)

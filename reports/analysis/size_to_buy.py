@@ -256,7 +256,7 @@ def _by_efficiency(piece: Piece, candidates: Sequence[Candidate], goal: Goal) ->
 
 
 def _open_limit(share: Metric, limit: float, larger: Mapping[str, Metric]) -> tuple[str, ...]:
-    """What the intervals leave open: that of the choice, and those of the larger points, by their names."""
+    """Name what the intervals of the choice and of the larger points, by their names, leave open."""
     below = ("its interval reaches below the limit",) if (share.low or share.value) < limit else ()
     maybe = [name for name, other in larger.items() if (other.high or other.value) >= limit]
     return (*below, f"{listed(maybe)} may reach it too") if maybe else below
