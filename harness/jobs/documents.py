@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -40,11 +40,34 @@ class Document:
     text: str
 
 
+class ClusterProfile(Protocol):
+    """What the profiles of all clusters say; the fields of a profile are its properties."""
+
+    @property
+    def gpu_model(self) -> str | None:
+        """The catalogue's name of the GPUs; None: not known, or none."""
+
+    @property
+    def time(self) -> TimeLimits: ...
+
+    @property
+    def price(self) -> SitePrice | None: ...
+
+    def billed_gpus(self, placement: Placement) -> int | None:
+        """GPUs that a job of this placement is charged for; None: not known."""
+
+
 class JobMaker:
     """Numbers and names the jobs of one call."""
 
     def __init__(
-        self, study: Study, plan: Plan, launcher: str, options: RunOptions, code: CodeVersion
+        self,
+        study: Study,
+        plan: Plan,
+        launcher: str,
+        options: RunOptions,
+        code: CodeVersion,
+        profile: ClusterProfile,
     ) -> None:
         plans = study.numbered_plans()
         self.root = study.root.resolve()
@@ -53,14 +76,15 @@ class JobMaker:
         self._launcher = launcher
         self._options = options
         self._code = code
+        self._profile = profile
         self._made = len(list(self.root.glob("jobs/*")))
 
-    def run(self, planned: PlannedJob, time: TimeLimits, *, billed_gpus: int | None, site: object) -> Job:
+    def run(self, planned: PlannedJob) -> Job:
         """The job of an allocation to come.
 
         If one of its cells was in a job that ran out of time, it asks for longer, as far as the site allows.
         """
-        placement = planned.placement
+        placement, time = planned.placement, self._profile.time
         # In addition to the cells' own launches there may be one of the baseline.
         launches = len(planned.launches) + (planned.baseline is not None)
         estimate_s = planned.estimate_s + launches * time.startup_s
@@ -73,8 +97,7 @@ class JobMaker:
             baseline=None if planned.baseline is None else planned.baseline.id,
             estimate_s=estimate_s,
             time_limit_s=time.limit_s(estimate_s, least_s=LONGER * max(ran_out, default=0.0)),
-            billed_gpus=billed_gpus,
-            site=msgspec.to_builtins(site),
+            billed_gpus=self._profile.billed_gpus(placement),
         )
 
     def of_call(
@@ -82,10 +105,8 @@ class JobMaker:
         purpose: Purpose,
         arguments: tuple[str, ...],
         *,
-        placement: Placement | None,
         limit_s: float,
-        billed: int | None,
-        site: object,
+        placement: Placement | None = None,
     ) -> Job:
         """A job without cells, for a call of bench; without a placement it starts when others have ended."""
         return self._job(
@@ -96,8 +117,7 @@ class JobMaker:
             baseline=None,
             estimate_s=limit_s,
             time_limit_s=limit_s,
-            billed_gpus=billed,
-            site=msgspec.to_builtins(site),
+            billed_gpus=0 if placement is None else self._profile.billed_gpus(placement),
             arguments=arguments,
         )
 
@@ -123,6 +143,7 @@ class JobMaker:
             plan=self._number,
             options=self._options,
             code=self._code,
+            site=msgspec.to_builtins(self._profile),
             **facts,
         )
 

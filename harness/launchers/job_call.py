@@ -4,72 +4,118 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
-from harness.jobs.documents import Document, JobMaker, cost_lines, gpu_hours, require_within_budget
-from harness.jobs.job_status import held_by_jobs
-from harness.jobs.planned import PlannedJob, planned_jobs
+from harness.jobs.documents import (
+    ClusterProfile,
+    Document,
+    JobMaker,
+    cost_lines,
+    gpu_hours,
+    require_within_budget,
+)
+from harness.jobs.job_status import JobStatus, held_by_jobs
+from harness.jobs.planned import PlannedJob, baseline_of, planned_jobs
 from harness.launch.tally import Conditions, study_tally
 from harness.launchers.jobs import job_statuses
 from harness.launchers.launcher import LauncherCall, MatrixCall
+from harness.launchers.plan_text import plan_header
 from harness.plan.schedule import PlannedLaunch
 from harness.plan.surroundings import Devices
 from reports.text import duration
 from results.environment import CodeVersion
-from results.errors import UsageError
-from results.plan import Plan
-from results.site import SitePrice, TimeLimits, require_whole_gpus
+from results.errors import UsageError, bench_call
+from results.files import study_lock
+from results.plan import Placement, Plan, placement_of
+from results.site import require_whole_gpus
 from results.store import Study
+
+
+class Todo(NamedTuple):
+    """What a call hands over."""
+
+    study: Study
+    plan: Plan
+    jobs: JobMaker
+    found: Sequence[JobStatus]
+    """The jobs so far."""
+    new: Sequence[Document]
 
 
 class JobCall(LauncherCall):
     """A call whose launches are left to jobs."""
 
-    def __init__(
-        self, call: MatrixCall, launcher: str, price: SitePrice | None, gpu_model: str | None
-    ) -> None:
-        """`gpu_model` is the catalogue's name of the cluster's GPUs; None: not known, or none."""
+    def __init__(self, call: MatrixCall, launcher: str, profile: ClusterProfile) -> None:
         self._call = call
         self._options = call.options
         self._console = call.console
         self._launcher = launcher
-        self._price = price
-        self._hardware = Devices(gpu_name=gpu_model)
+        self._cluster = profile
 
     gpu_kind: str | None = None
     """The cluster's name of the GPUs that jobs ask for; None: jobs give no name."""
 
     @abstractmethod
     def document(self, jobs: JobMaker, planned: PlannedJob) -> Document:
-        """Make the record of a job, and the text that is submitted for it."""
+        """Make the record of a job (`jobs.run`), and the text that is submitted for it."""
 
-    def maker(self, study: Study, plan: Plan, code: CodeVersion) -> JobMaker:
-        return JobMaker(study, plan, self._launcher, self._call.run_options, code)
+    @abstractmethod
+    def hand_over(self, todo: Todo) -> int:
+        """Record new jobs and submit them, under the study's lock. Returns the exit code of the call."""
 
-    def submit_call(
-        self, study: Study, plan: Plan, code: CodeVersion, most_s: float, files: Mapping[str, Path]
-    ) -> int:
-        """Submit a job that makes this call again in its allocation, of the size of the plan's largest cell.
+    def document_of_call(
+        self, jobs: JobMaker, placement: Placement, limit_s: float, files: Mapping[str, Path]
+    ) -> Document:
+        """A job (`jobs.of_call`) that makes this call again in its allocation.
 
-        Its launches take `most_s` seconds at most. `files` are those that the call names, by flag. Returns
-        the exit code. Raises UsageError, before anything is written, if the launcher has no such jobs or the
-        site's time limit is shorter.
+        `files` are those that the call names, by flag. Raises UsageError if the launcher has no such jobs.
         """
         raise UsageError(
             f"--launcher {self._launcher} does not start the launches of a call in a job: make the "
             f"same call with --launcher local on one of its nodes"
         )
 
-    def limit_of_call_s(self, limits: TimeLimits, most_s: float) -> float:
-        """The time limit of a job of `submit_call`. Raises UsageError if it is shorter than `most_s`."""
-        limit_s = limits.limit_s(most_s)
+    def maker(self, study: Study, plan: Plan, code: CodeVersion) -> JobMaker:
+        return JobMaker(study, plan, self._launcher, self._call.run_options, code, self._cluster)
+
+    def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int | None:
+        """Make jobs of the launches that are left, without the cells of live jobs. Returns the exit code."""
+        found = job_statuses(study, settle=True)
+        launches, documents = self.left(study, plan, code, held=held_by_jobs(found))
+        for line in [*plan_header(study, plan, launches), *self.summary(documents)]:
+            self._console.note(line)
+        require_within_budget(documents, self._options.max_gpu_hours)
+        if documents and plan.order is None:
+            study.add_cell(baseline_of(plan.cells))
+        return self.hand_over(Todo(study, plan, self.maker(study, plan, code), found, documents))
+
+    def submit_call(
+        self, study: Study, plan: Plan, code: CodeVersion, most_s: float, files: Mapping[str, Path]
+    ) -> int:
+        """Submit a job that makes this call again, of the size of the plan's largest cell, unless a job of
+        the study lives.
+
+        Its launches take `most_s` seconds at most. `files` are those that the call names, by flag. Returns
+        the exit code. Raises UsageError, before anything is written, if the launcher has no such jobs or the
+        site's time limit is shorter.
+        """
+        limit_s = self._cluster.time.limit_s(most_s)
         if limit_s < most_s:
             raise UsageError(
                 f"the job of this call may take {duration(most_s * 1e9)}, and --time or the profile's time "
                 f"gives it {duration(limit_s * 1e9)}: give a shorter --max-time or a longer time"
             )
-        return limit_s
+        self.check(study, plan, code)
+        placement = placement_of(max(plan.cells, key=lambda cell: cell.gpus), plan.request.gpus_per_node)
+        with study_lock(study.root):
+            found = job_statuses(study, settle=True)
+            live, jobs = [status.job for status in found if status.is_live], self.maker(study, plan, code)
+            for job in live:
+                end = bench_call("cancel", study.root)
+                self._console.note(f"{job.name} is still live, with its own call; {end} ends it")
+            new = [] if live else [self.document_of_call(jobs, placement, limit_s, files)]
+            return self.hand_over(Todo(study, plan, jobs, found, new))
 
     def within(self, study: Study) -> LauncherCall:
         """Return the call that starts launches in the allocation of this process, if `submit_call` submitted
@@ -116,7 +162,7 @@ class JobCall(LauncherCall):
             launches,
             per_cell=bool(self._options.jobs_per_cell),
             earlier=so_far.earlier,
-            hardware=replace(self._hardware, measured=so_far.measured),
+            hardware=Devices(gpu_name=self._cluster.gpu_model, measured=so_far.measured),
         )
         for one in planned:
             require_whole_gpus(self.gpu_kind, one.placement.gpus_per_node)
@@ -127,4 +173,4 @@ class JobCall(LauncherCall):
         """Lines that say how much time and money the jobs will take."""
         if not documents:
             return ["no jobs are left to submit"]
-        return cost_lines(documents, self._price, gpus=self.hosts.has_gpus)
+        return cost_lines(documents, self._cluster.price, gpus=self.hosts.has_gpus)

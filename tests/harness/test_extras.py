@@ -28,8 +28,8 @@ from results.environment import CodeVersion
 from results.errors import UsageError
 from results.job import RunOptions
 from results.launch import JobVariables
-from results.site import TimeLimits
 from results.store import Study
+from slurm.site import SiteProfile
 
 CODE = CodeVersion(code_hash="c0de")
 BOTH = RunOptions(trace=(0, 3), tensorboard=True)
@@ -89,8 +89,8 @@ def test_a_rank_of_any_launch_records_the_job_that_it_runs_in(variables, recorde
 def test_a_job_carries_them_to_its_launches(tmp_path) -> None:
     plan = plan_of()
     jobs = planned_jobs(plan, schedule(plan.cells, repeats=1), per_cell=False, earlier={}, hardware=Devices())
-    maker = JobMaker(Study(tmp_path / "s"), plan, "elsewhere", BOTH, CODE)
-    assert maker.run(jobs[0], TimeLimits(), billed_gpus=None, site={}).options == BOTH
+    maker = JobMaker(Study(tmp_path / "s"), plan, "elsewhere", BOTH, CODE, SiteProfile())
+    assert maker.run(jobs[0]).options == BOTH
 
 
 # What a call is told

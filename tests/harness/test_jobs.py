@@ -35,6 +35,7 @@ from results.outcome import Ending, Outcome
 from results.plan import Placement, Plan
 from results.site import SitePrice, TimeLimits
 from results.store import Study
+from slurm.site import SiteProfile
 
 
 def plan_of(**options: object) -> Plan:
@@ -99,13 +100,9 @@ def documents_of(
     plan = plan_of(**options)
     launches = schedule(plan.cells, repeats=plan.request.repeats, gpus_per_node=plan.request.gpus_per_node)
     jobs = planned_jobs(plan, launches, per_cell=False, earlier={}, hardware=Devices())
-    maker = JobMaker(Study(tmp_path / "s"), plan, "elsewhere", RunOptions(), CODE)
-    made = []
-    for planned in jobs:
-        billed = None if gpus_of_node is None else planned.placement.nodes * gpus_of_node
-        job = maker.run(planned, time or TimeLimits(), billed_gpus=billed, site={})
-        made.append(Document(job=job, text=job.name))
-    return made
+    site = SiteProfile(exclusive=True, gpus_per_node=gpus_of_node, time=time or TimeLimits())
+    maker = JobMaker(Study(tmp_path / "s"), plan, "elsewhere", RunOptions(), CODE, site)
+    return [Document(job=job, text=job.name) for job in map(maker.run, jobs)]
 
 
 def test_hours_and_dollars_are_those_of_whole_nodes_where_they_are_the_jobs_alone(tmp_path) -> None:

@@ -26,31 +26,23 @@ from harness.features.kubernetes.pods import (
 )
 from harness.features.kubernetes.profile import PROFILE_FILE, KubernetesProfile, object_name
 from harness.jobs.closing import FORGOTTEN, close, kept_status, open_launches, own_word
-from harness.jobs.documents import (
-    COST_HEADS,
-    COST_NUMERIC,
-    Document,
-    JobMaker,
-    cost_rows,
-    require_within_budget,
-)
-from harness.jobs.job_status import Cancelled, JobStatus, held_by_jobs
-from harness.jobs.planned import PlannedJob, baseline_of
+from harness.jobs.documents import COST_HEADS, COST_NUMERIC, Document, JobMaker, cost_rows
+from harness.jobs.job_status import Cancelled, JobStatus
+from harness.jobs.planned import PlannedJob
 from harness.jobs.start import JobStart
 from harness.launchers.campaign_call import JobCampaignCall
-from harness.launchers.job_call import JobCall
-from harness.launchers.jobs import job_statuses
+from harness.launchers.job_call import JobCall, Todo
 from harness.launchers.launcher import JobLauncher, LauncherCall, MatrixCall, WorkerHosts
 from harness.launchers.plan_text import plan_header
 from harness.plan.options import read_job_time_s
 from harness.plan.study_file import StudyFile
 from results.environment import CodeVersion
 from results.errors import BenchError, UsageError, bench_call
-from results.files import YAML_BYTES, read, study_lock, write_once
+from results.files import YAML_BYTES, read, write_once
 from results.job import Job, Submission
 from results.job_store import JobStore
 from results.outcome import Ending, Outcome
-from results.plan import Placement, Plan, placement_of
+from results.plan import Placement, Plan
 from results.store import Study, utc_now
 
 TIMEOUT_S = 60.0
@@ -113,7 +105,7 @@ class KubernetesCall(JobCall):
 
     def __init__(self, call: MatrixCall) -> None:
         profile = self._profile = _profile_of(call.options)
-        super().__init__(call, "kubernetes", profile.price, profile.gpu_model)
+        super().__init__(call, "kubernetes", profile)
         self.gpu_kind = profile.gpu_resource
         self._offered: set[str] = set()
         """Ids of the jobs that this call has handed over; `run` is called for each of several settings."""
@@ -127,11 +119,9 @@ class KubernetesCall(JobCall):
         )
 
     def document(self, jobs: JobMaker, planned: PlannedJob) -> Document:
-        profile = self._profile
-        billed = profile.billed_gpus(planned.placement)
-        job = jobs.run(planned, profile.time, billed_gpus=billed, site=profile)
+        job = jobs.run(planned)
         folder = f"{self._study_folder(jobs.root)}/jobs/{job.job_id}"
-        return Document(job=job, text=manifest(profile, job, folder=folder))
+        return Document(job=job, text=manifest(self._profile, job, folder=folder))
 
     def _study_folder(self, root: Path) -> str:
         """The study's path in pods: its own if that is on the volume, else its folder's name there."""
@@ -149,54 +139,24 @@ class KubernetesCall(JobCall):
         for document in documents:
             self._console.result(document.text)
 
-    def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int:
-        """Write the jobs that are left, and apply them if asked to, under the study's lock.
-
-        Returns the exit code.
-        """
-        found = job_statuses(study, settle=True)
-        launches, documents = self.left(study, plan, code, held=held_by_jobs(found))
-        for line in [*plan_header(study, plan, launches), *self.summary(documents)]:
-            self._console.note(line)
-        require_within_budget(documents, self._options.max_gpu_hours)
-        if documents:
-            if plan.order is None:
-                study.add_cell(baseline_of(plan.cells))
-            self._console.table(COST_HEADS, cost_rows(documents), numeric=COST_NUMERIC)
-        return self._hand_over(study, found, documents)
-
-    def submit_call(
-        self, study: Study, plan: Plan, code: CodeVersion, most_s: float, files: Mapping[str, Path]
-    ) -> int:
-        """Write and hand over one job whose first pod makes this call again, unless a job of the study lives.
-
-        The pods find the files of the call in the job's folder.
-        """
-        limit_s = self.limit_of_call_s(self._profile.time, most_s)
-        placement = placement_of(max(plan.cells, key=lambda cell: cell.gpus), plan.request.gpus_per_node)
-        with study_lock(study.root):
-            found = job_statuses(study, settle=True)
-            live = [status.job for status in found if status.is_live]
-            for job in live:
-                end = bench_call("cancel", study.root)
-                self._console.note(f"{job.name} is still live, with its own call; {end} ends it")
-            new = [] if live else [self._of_call(self.maker(study, plan, code), placement, limit_s, files)]
-            return self._hand_over(study, found, new)
-
-    def _of_call(
+    def document_of_call(
         self, jobs: JobMaker, placement: Placement, limit_s: float, files: Mapping[str, Path]
     ) -> Document:
-        """Make the job, and copy its files once nothing refuses it any more."""
-        profile, seen = self._profile, self._study_folder(jobs.root)
-        billed = profile.billed_gpus(placement)
-        job = jobs.of_call("run", (), placement=placement, limit_s=limit_s, billed=billed, site=profile)
+        """A job whose first pod makes the call, and finds its files in the job's folder.
+
+        They are copied once nothing refuses the job any more.
+        """
+        seen, job = (
+            self._study_folder(jobs.root),
+            jobs.of_call("run", (), placement=placement, limit_s=limit_s),
+        )
         folder, files = f"{seen}/jobs/{job.job_id}", {"--site": Path(str(self._options.site)), **files}
         names = {flag: f"{flag.strip('-')}.yaml" for flag in files}
         places = [word for flag, name in names.items() for word in (flag, f"{folder}/{name}")]
         # The last value of a flag counts.
         arguments = (*self._call.arguments, "--out", seen, *places)
         job = msgspec.structs.replace(job, arguments=arguments)
-        text = manifest(profile, job, folder=folder, working_folder=self._call.folder)
+        text = manifest(self._profile, job, folder=folder, working_folder=self._call.folder)
         for flag, path in files.items():
             write_once(JobStore(jobs.root).folder(job.job_id) / names[flag], read(path, most=YAML_BYTES).data)
         return Document(job=job, text=text)
@@ -207,32 +167,21 @@ class KubernetesCall(JobCall):
             return self
         return JobCampaignCall(self._call, self.hosts, job_id, PodEnvironment(store.job(job_id), store))
 
-    def _hand_over(self, study: Study, found: Sequence[JobStatus], documents: Sequence[Document]) -> int:
-        """Write new jobs, and print the commands that apply them and earlier ones, or run these commands.
-
-        Returns the exit code.
-        """
-        store = JobStore(study.root)
-        for document in documents:
+    def hand_over(self, todo: Todo) -> int:
+        """Write new jobs, and print the commands that apply them and earlier ones, or run these commands."""
+        root, new = todo.study.root, todo.new
+        store = JobStore(root)
+        if new and new[0].job.cells:
+            self._console.table(COST_HEADS, cost_rows(new), numeric=COST_NUMERIC)
+        for document in new:
             store.add(document.job, document=document.text, name=MANIFEST)
-        waiting = [
-            status.job.job_id
-            for status in found
-            if status.job.launcher == "kubernetes" and status.is_live and status.submission is None
-            if status.job.job_id not in self._offered
-        ]
         # Manifests of earlier calls that were not applied are handed over again.
-        for job_id in (*waiting, *(document.job.job_id for document in documents)):
-            self._offered.add(job_id)
-            path = store.folder(job_id) / MANIFEST
-            if not self._options.apply:
-                self._console.result(f"kubectl apply -f {path}")
-                continue
-            for line in apply(read(path).text):
-                self._console.note(line)
-            name = f"{self._profile.namespace}/{object_name(store.job(job_id).name)}"
-            store.add_submission(Submission(job_id=job_id, scheduler_id=name, submitted_at=utc_now()))
-        seen, root = self._study_folder(study.root.resolve()), study.root
+        waiting = [status.job for status in todo.found if _is_offered(status)]
+        for job in (*waiting, *(document.job for document in new)):
+            if job.job_id not in self._offered:
+                self._offered.add(job.job_id)
+                self._offer(store, job)
+        seen = self._study_folder(root.resolve())
         if seen != str(root.resolve()):
             self._console.note(
                 f"the pods look for the study in {seen}: copy {root} there first, on the volume "
@@ -241,6 +190,22 @@ class KubernetesCall(JobCall):
         status, report = (bench_call(command, root) for command in ("status", "report"))
         self._console.note(f"{status} shows the progress; then {report}")
         return 0
+
+    def _offer(self, store: JobStore, job: Job) -> None:
+        """Print the command that applies a manifest, or run it and record the submission."""
+        path = store.folder(job.job_id) / MANIFEST
+        if not self._options.apply:
+            self._console.result(f"kubectl apply -f {path}")
+            return
+        for line in apply(read(path).text):
+            self._console.note(line)
+        name = f"{self._profile.namespace}/{object_name(job.name)}"
+        store.add_submission(Submission(job_id=job.job_id, scheduler_id=name, submitted_at=utc_now()))
+
+
+def _is_offered(status: JobStatus) -> bool:
+    """Whether a job may still be applied, by hand or from here."""
+    return status.job.launcher == "kubernetes" and status.is_live and status.submission is None
 
 
 class KubernetesLauncher(JobLauncher):

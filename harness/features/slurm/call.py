@@ -18,18 +18,11 @@ from typing import Literal
 
 from harness.features.slurm.allocation import Allocation, SlurmEnvironment, python
 from harness.jobs.closing import end_of_job
-from harness.jobs.documents import (
-    COST_HEADS,
-    COST_NUMERIC,
-    Document,
-    JobMaker,
-    cost_rows,
-    require_within_budget,
-)
-from harness.jobs.job_status import JobStatus, held_by_jobs
-from harness.jobs.planned import PlannedJob, baseline_of
+from harness.jobs.documents import COST_HEADS, COST_NUMERIC, Document, JobMaker, cost_rows
+from harness.jobs.job_status import JobStatus
+from harness.jobs.planned import PlannedJob
 from harness.launchers.campaign_call import JobCampaignCall
-from harness.launchers.job_call import JobCall
+from harness.launchers.job_call import JobCall, Todo
 from harness.launchers.jobs import job_statuses
 from harness.launchers.launcher import LauncherCall, MatrixCall, WorkerHosts
 from harness.launchers.plan_text import plan_header
@@ -40,11 +33,10 @@ from harness.terminal.console import Console
 from reports.text import count
 from results.environment import CodeVersion
 from results.errors import MachineError, UsageError, bench_call
-from results.files import study_lock
 from results.job import Job, Purpose, Submission
 from results.job_store import JobStore
 from results.outcome import Ending, Outcome
-from results.plan import Placement, Plan, placement_of
+from results.plan import Placement, Plan
 from results.store import Study, utc_now
 from slurm.client import Client
 from slurm.cluster import NodeGroup
@@ -59,6 +51,7 @@ FEEDING = 3
 """Number of jobs in the queue at a time, if a job submits the next ones."""
 _FOLLOW_UP_S = 900.0
 """Time limit of a job that submits other jobs, or writes a report."""
+_ALL_DONE = "every cell has its runs or its reason"
 
 
 def site_of(options: StudyFile) -> SiteProfile:
@@ -161,7 +154,7 @@ class SlurmCall(JobCall):
         known = _known_site(call.options)
         self._site = site = known.site
         self._limits, self._nodes, self._unknown = known.limits, known.words, known.unknown
-        super().__init__(call, "slurm", site.price, site.gpu_model)
+        super().__init__(call, "slurm", site)
         self.gpu_kind = site.gpu_type
         self._feed: Feed = call.options.feed or "once"
         self.hosts = WorkerHosts(
@@ -183,14 +176,30 @@ class SlurmCall(JobCall):
         super().check_all(study, plans, code)
 
     def document(self, jobs: JobMaker, planned: PlannedJob) -> Document:
-        site, placement = self._site, planned.placement
-        job = jobs.run(planned, site.time, billed_gpus=site.billed_gpus(placement), site=site)
-        _require_seen(site, jobs.root)
-        folder = JobStore(jobs.root).folder(job.job_id)
-        return self._scripted(job, folder, placement, jobs.root, ("harness.launchers.program", str(folder)))
+        job = jobs.run(planned)
+        _require_seen(self._site, jobs.root)
+        program = ("harness.launchers.program", str(JobStore(jobs.root).folder(job.job_id)))
+        return self._scripted(jobs, job, planned.placement, jobs.root, program)
+
+    def document_of_call(
+        self, jobs: JobMaker, placement: Placement | None, limit_s: float, files: Mapping[str, Path]
+    ) -> Document:
+        return self._of_call(jobs, "run", self._call.arguments, placement, limit_s)
+
+    def _of_call(
+        self,
+        jobs: JobMaker,
+        purpose: Purpose,
+        arguments: tuple[str, ...],
+        placement: Placement | None = None,
+        limit_s: float = _FOLLOW_UP_S,
+    ) -> Document:
+        """A job that makes a call of bench; without a placement a small one, which follows other jobs."""
+        job = jobs.of_call(purpose, arguments, placement=placement, limit_s=limit_s)
+        return self._scripted(jobs, job, placement, self._call.folder, ("harness.cli", *arguments))
 
     def _scripted(
-        self, job: Job, log_folder: Path, placement: Placement | None, folder: Path, module: Sequence[str]
+        self, jobs: JobMaker, job: Job, placement: Placement | None, folder: Path, module: Sequence[str]
     ) -> Document:
         """The job with its batch script, which runs a module with its arguments in `folder`."""
         script = ScriptJob(
@@ -198,7 +207,7 @@ class SlurmCall(JobCall):
             placement=placement,
             time_limit_s=job.time_limit_s,
             folder=folder,
-            log_folder=log_folder,
+            log_folder=JobStore(jobs.root).folder(job.job_id),
             command=(self._site.python or sys.executable, "-m", *module),
             python_path=checkout(),
             requeue=job.options.retries > 0,
@@ -225,7 +234,7 @@ class SlurmCall(JobCall):
 
         With `--until` and `--feed wait` it waits for the jobs of the round, and returns None.
         """
-        exit_code = self._submit(study, plan, code)
+        exit_code = super().run(study, plan, code, lock)
         if plan.round is None or self._feed != "wait" or exit_code:
             return exit_code
         live = True
@@ -236,66 +245,39 @@ class SlurmCall(JobCall):
             time.sleep(POLL_S if live else 0)
         return None
 
-    def _submit(self, study: Study, plan: Plan, code: CodeVersion) -> int:
-        client = Client()
-        found = job_statuses(study, settle=True)
-        launches, documents = self.left(study, plan, code, held=held_by_jobs(found))
-        for line in [*plan_header(study, plan, launches), *self.summary(documents)]:
-            self._console.note(line)
-        if not documents:
-            live = live_ids(found)
-            why = "every cell has its runs or its reason"
-            if live:
-                why = f"{count(len(live), 'job')} of it are still live"
-            self._console.note(f"nothing to submit: {why}; {bench_call('status', study.root)}")
-            reported = any(status.is_live and status.job.purpose == "report" for status in found)
-            if live and self._options.report_job and not reported:
-                submitter = Submitter(study, client, self._site, self._console)
-                self._follow(submitter, study, self.maker(study, plan, code), live, Submitted())
-            return 0
-        require_within_budget(documents, self._options.max_gpu_hours)
+    def hand_over(self, todo: Todo) -> int:
+        """Submit the jobs, and a job that follows them if the call asks for one: 1 if one is refused."""
+        if not todo.new:
+            return self._none_left(todo)
         limit = self._site.submit_limit
         # Room is needed for the job that runs, the one that it submits, and the next one.
-        if self._feed == "depend" and limit is not None and limit < min(len(documents), FEEDING):
+        if self._feed == "depend" and limit is not None and limit < min(len(todo.new), FEEDING):
             raise UsageError(
                 f"--feed depend needs room for three jobs, and the site takes {limit} (submit_limit): "
                 f"--feed wait waits for room here. Nothing was submitted"
             )
-        if plan.order is None:
-            study.add_cell(baseline_of(plan.cells))
-        submitter = Submitter(study, client, self._site, self._console)
-        done = submitter.submit(documents, feed=self._feed)
-        after = [*live_ids(found), *done.taken]
-        # A round that lacks runs after its jobs needs a person: no job submits its cells again without end.
-        cells = {cell for document in documents for cell in document.job.cells}
-        again = any(one.job.plan == documents[0].job.plan and cells & {*one.job.cells} for one in found)
-        grows = plan.round is not None and not again
-        followed = self._follow(submitter, study, self.maker(study, plan, code), after, done, grows=grows)
+        submitter = Submitter(todo.study, Client(), self._site, self._console)
+        done = submitter.submit(todo.new, feed=self._feed)
+        after = [*live_ids(todo.found), *done.taken]
+        followed = self._follow(submitter, todo, after, done)
         if done.left and not (followed and self._feed == "depend"):
             self._console.note(
                 f"{count(done.left, 'job')} had no room in the queue: the same command submits them later, "
                 f"--feed wait waits for room, --feed depend has a job do it"
             )
-        status, report = (bench_call(command, study.root) for command in ("status", "report"))
+        status, report = (bench_call(command, todo.study.root) for command in ("status", "report"))
         self._console.note(f"{status} shows the progress; then {report}" if after else "no job was submitted")
         return 1 if done.refused else 0
 
-    def submit_call(
-        self, study: Study, plan: Plan, code: CodeVersion, most_s: float, files: Mapping[str, Path]
-    ) -> int:
-        """Submit one job that makes this call again, unless a job of the study lives."""
-        self.check(study, plan, code)
-        site, limit_s = self._site, self.limit_of_call_s(self._site.time, most_s)
-        placement = placement_of(max(plan.cells, key=lambda cell: cell.gpus), plan.request.gpus_per_node)
-        with study_lock(study.root):
-            if live := live_ids(job_statuses(study, settle=True)):
-                self._console.note(f"job {live[0]} of it is still live: {bench_call('status', study.root)}")
-                return 0
-            jobs = self.maker(study, plan, code)
-            document = self._of_call(jobs, "run", self._call.arguments, placement, limit_s)
-            done = Submitter(study, Client(), site, self._console).submit([document], feed="once")
-        self._console.note(f"{bench_call('status', study.root)} shows the job; then repeat this command")
-        return 1 if done.refused or done.left else 0
+    def _none_left(self, todo: Todo) -> int:
+        live = live_ids(todo.found)
+        why = f"{count(len(live), 'job')} of it are still live" if live else _ALL_DONE
+        self._console.note(f"nothing to submit: {why}; {bench_call('status', todo.study.root)}")
+        reported = any(status.is_live and status.job.purpose == "report" for status in todo.found)
+        if live and not reported:
+            submitter = Submitter(todo.study, Client(), self._site, self._console)
+            self._follow(submitter, todo, live, Submitted())
+        return 0
 
     def within(self, study: Study) -> LauncherCall:
         store, name = JobStore(study.root), os.environ.get("SLURM_JOB_NAME")
@@ -305,22 +287,6 @@ class SlurmCall(JobCall):
         return JobCampaignCall(
             self._call, self.hosts, job.job_id, _environment(study.root.resolve(), job.job_id)
         )
-
-    def _of_call(
-        self,
-        jobs: JobMaker,
-        purpose: Purpose,
-        arguments: tuple[str, ...],
-        placement: Placement | None = None,
-        limit_s: float = _FOLLOW_UP_S,
-    ) -> Document:
-        """A job that makes a call of bench; without a placement a small one, which follows other jobs."""
-        billed = 0 if placement is None else self._site.billed_gpus(placement)
-        job = jobs.of_call(
-            purpose, arguments, placement=placement, limit_s=limit_s, billed=billed, site=self._site
-        )
-        folder = JobStore(jobs.root).folder(job.job_id)
-        return self._scripted(job, folder, placement, self._call.folder, ("harness.cli", *arguments))
 
     def summary(self, documents: Sequence[Document]) -> list[str]:
         if documents and self.hosts.has_gpus and self._site.cpus_per_gpu is None and not self._site.exclusive:
@@ -338,29 +304,32 @@ class SlurmCall(JobCall):
         said = [] if self._nodes is None else [f"Slurm says: {self._nodes}; a profile or flags override it"]
         return [*said, *super().summary(documents)]
 
-    def _follow(
-        self,
-        submitter: Submitter,
-        study: Study,
-        jobs: JobMaker,
-        after: Sequence[int],
-        done: Submitted,
-        *,
-        grows: bool = False,
-    ) -> bool:
+    def _follow(self, submitter: Submitter, todo: Todo, after: Sequence[int], done: Submitted) -> bool:
         """Submit a job that runs after the others. It submits the remaining jobs, or the next round of a
-        study that `grows`, or it writes the report.
+        study that grows, or it writes the report.
 
         Returns whether it was taken.
         """
         purpose: Purpose
-        if after and (done.left or grows) and self._feed == "depend":
+        if not after:
+            return False
+        if self._feed == "depend" and (done.left or _grows(todo)):
             purpose, arguments = "feed", self._call.arguments
-        elif after and self._options.report_job and not done.left:
-            purpose, arguments = "report", ("report", str(study.root.resolve()))
+        elif self._options.report_job and not done.left:
+            purpose, arguments = "report", ("report", str(todo.study.root.resolve()))
         else:
             return False
-        return submitter.follow(self._of_call(jobs, purpose, arguments), after, done)
+        return submitter.follow(self._of_call(todo.jobs, purpose, arguments), after, done)
+
+
+def _grows(todo: Todo) -> bool:
+    """Whether another round follows. A round that lacks runs after its jobs needs a person: no job submits
+    its cells again without end."""
+    if todo.plan.round is None or not todo.new:
+        return False
+    cells = {cell for document in todo.new for cell in document.job.cells}
+    number = todo.new[0].job.plan
+    return not any(one.job.plan == number and cells & {*one.job.cells} for one in todo.found)
 
 
 Feed = Literal["once", "wait", "depend"]
