@@ -41,7 +41,7 @@ class Document:
 
 
 class ClusterProfile(Protocol):
-    """What the profiles of all clusters say; the fields of a profile are its properties."""
+    """The profile of a cluster states what the jobs of every scheduler need; its fields are properties."""
 
     @property
     def gpu_model(self) -> str | None:

@@ -33,7 +33,7 @@ from results.store import Study
 
 
 class Todo(NamedTuple):
-    """What a call hands over."""
+    """A call hands these jobs over."""
 
     study: Study
     plan: Plan

@@ -111,36 +111,35 @@ def _found(study: Study, lost: JobStatus, by_name: dict[str, JobView], cluster: 
 
 
 def _with_view(study: Study, status: JobStatus, view: JobView | None) -> JobStatus:
-    if view is not None and view.name != status.job.name:
+    if view is None:
+        return close(study, status, own_word(study, status.job, None) or FORGOTTEN)
+    if view.name != status.job.name:
         raise SlurmError(
             f"the scheduler now calls job {view.job_id} {view.name!r}, but bench submitted it as "
             f"{status.job.name!r}: either job numbers have restarted, or this is another cluster; run the "
             f"same command on the cluster of the job, or close the study's jobs: bench cancel --forget"
         )
-    if view is not None:
-        status = seen(status, view)
-    if view is not None and not view.phase.ended:
+    status = seen(status, view)
+    if not view.phase.ended:
         return status
-    stopped = own_word(study, status.job, None if view is None else view.restarts)
-    if view is None:
-        return close(study, status, stopped or FORGOTTEN)
-    if stopped is None and view.outcome is Outcome.CRASHED and view.signal is not None:
+    if stopped := own_word(study, status.job, view.restarts):
+        return close(study, status, stopped, scheduler=view.words)
+    return _without_word(study, status, view)
+
+
+def _without_word(study: Study, status: JobStatus, view: JobView) -> JobStatus:
+    """Close a job that left no word of its own, as Slurm says that it ended."""
+    if view.outcome is Outcome.CRASHED and view.signal is not None:
         killed = f"the job's program was killed: the scheduler says {view.words}"
-        return close(
-            study,
-            status,
-            Ending(Outcome.CRASHED, killed),
-            # The job's ranks are gone, and no cell is to blame: the cells are run again.
-            runs=Ending(Outcome.MISSING_RANKS, killed),
-            scheduler=view.words,
-        )
-    if stopped is None:
-        outcome = view.outcome or Outcome.UNKNOWN
-        if outcome is Outcome.OK and status.job.cells:
-            # A job that has run its cells says so.
-            outcome = Outcome.UNKNOWN
-        log = log_path(JobStore(study.root).folder(status.job.job_id), view.job_id)
-        stopped = Ending(outcome, f"the scheduler says {view.words}; see {log}")
+        # The job's ranks are gone, and no cell is to blame: the cells are run again.
+        runs = Ending(Outcome.MISSING_RANKS, killed)
+        return close(study, status, Ending(Outcome.CRASHED, killed), runs=runs, scheduler=view.words)
+    outcome = view.outcome or Outcome.UNKNOWN
+    if outcome is Outcome.OK and status.job.cells:
+        # A job that has run its cells says so.
+        outcome = Outcome.UNKNOWN
+    log = log_path(JobStore(study.root).folder(status.job.job_id), view.job_id)
+    stopped = Ending(outcome, f"the scheduler says {view.words}; see {log}")
     return close(study, status, stopped, scheduler=view.words)
 
 
