@@ -16,6 +16,7 @@ from harness.plan.estimate import Earlier, estimate
 from harness.plan.schedule import PlannedLaunch
 from harness.plan.surroundings import Devices
 from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell
+from results.grouping import grouped
 from results.plan import Placement, Plan
 
 
@@ -72,14 +73,9 @@ def planned_jobs(
     """
     if not launches:
         return []
-    groups: dict[tuple[Placement, str], list[PlannedLaunch]] = {}
-    for launch in launches:
-        shares = (
-            [replace(launch, cells=(cell,), forks=False) for cell in launch.cells] if per_cell else [launch]
-        )
-        for share in shares:
-            key = (launch.placement, share.cells[0].id if per_cell else "")
-            groups.setdefault(key, []).append(share)
+    if per_cell:
+        launches = [replace(one, cells=(cell,), forks=False) for one in launches for cell in one.cells]
+    groups = grouped(((one.placement, one.cells[0].id if per_cell else ""), one) for one in launches)
     # A round has its baseline among its cells.
     baseline = baseline_of(plan.cells) if plan.order is None and plan.round is None else None
     conduct = conduct_of(plan)

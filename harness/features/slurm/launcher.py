@@ -128,7 +128,7 @@ def _with_view(study: Study, status: JobStatus, view: JobView | None) -> JobStat
 
 
 def _without_word(study: Study, status: JobStatus, view: JobView) -> JobStatus:
-    """Close a job that left no word of its own, as Slurm says that it ended."""
+    """Close a job that has not recorded its end, as Slurm says that it ended."""
     if view.outcome is Outcome.CRASHED and view.signal is not None:
         killed = f"the job's program was killed: the scheduler says {view.words}"
         # The job's ranks are gone, and no cell is to blame: the cells are run again.
