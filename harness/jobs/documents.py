@@ -6,8 +6,9 @@ The same plan and the same earlier jobs give the same records.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -77,7 +78,6 @@ class JobMaker:
         self._options = options
         self._code = code
         self._profile = profile
-        self._made = len(list(self.root.glob("jobs/*")))
 
     def run(self, planned: PlannedJob) -> Job:
         """The job of an allocation to come.
@@ -131,9 +131,13 @@ class JobMaker:
                 found.append(job)
         return found
 
+    @cached_property
+    def _numbers(self) -> Iterator[int]:
+        """The numbers after those of the jobs on record when the first job is made."""
+        return itertools.count(1 + len(list(self.root.glob("jobs/*"))))
+
     def _job(self, kind: str, **facts: Any) -> Job:
-        self._made += 1
-        job_id = f"{self._made:04d}-{kind}"
+        job_id = f"{next(self._numbers):04d}-{kind}"
         # Two studies may have the same name, and two jobs of a user may not.
         digest = hashlib.sha256(str(self.root).encode()).hexdigest()[:4]
         return Job(
