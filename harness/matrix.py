@@ -27,10 +27,9 @@ from harness.launch.tally import Tally, study_tally, tally, uncounted
 from harness.launchers.launcher import LauncherCall, MatrixCall
 from harness.launchers.registry import launcher, launchers
 from harness.machine.code import planned_code
-from harness.plan.auto import AUTO
+from harness.plan.auto import AUTO, lighter
 from harness.plan.expand import expand
 from harness.plan.launchers import DEFAULT
-from harness.plan.lighter import lighter
 from harness.plan.naming import plain_name, study_name
 from harness.plan.options import read_counts, read_duration_s, read_odds
 from harness.plan.points import workloads_of

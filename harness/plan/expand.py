@@ -9,19 +9,20 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace as with_fields
 
-from harness.plan.auto import AUTO, Choice, choose
-from harness.plan.lighter import lighter
+from harness.plan.auto import AUTO, Choice, choose, lighter
+from harness.plan.estimate import certain_bytes, predicted_bytes, unpredicted
 from harness.plan.points import (
     GlobalBatches,
     Reason,
     included_points,
     micro_batch_of,
+    misplaced,
     points,
+    unlinkable,
+    unsplittable,
     workloads_of,
 )
-from harness.plan.predict import certain_bytes, predicted_bytes, unpredicted
 from harness.plan.surroundings import MIB, Devices, Limit, Measured, Surroundings, devices_of
-from harness.plan.unfit import misplaced, unlinkable, unsplittable
 from results.cell import BASELINE_STRATEGY, Cell, Names, named
 from results.errors import SpecError, UsageError
 from results.notation import read_link

@@ -29,11 +29,11 @@ from launching import EMPTY_PLAN, a_launch, a_result
 
 from harness import cli
 from harness.launch import preflight
-from harness.launch.command import Rendezvous, torchrun_command, worker_environment
+from harness.launch.command import torchrun_command, worker_environment
+from harness.launch.conduct import Deadline, Pace
 from harness.launch.ending import Seen, asked_to_end, judged, rank_exits
 from harness.launch.follow import LaunchState, LogTail, Pulse
 from harness.launch.machine import Machine
-from harness.launch.pace import Deadline, Pace
 from harness.launch.tally import Conditions, tally, uncounted
 from harness.machine import device
 from harness.machine.code import checkout, code_version, what_runs
@@ -66,7 +66,8 @@ def test_the_command_of_several_nodes_meets_at_the_first() -> None:
     command = torchrun_command(
         a_launch(nodes=4, gpus_per_node=8),
         Path("/s/launches/L/launch.json"),
-        rendezvous=Rendezvous(node_rank=3, endpoint="n0:29500"),
+        node_rank=3,
+        endpoint="n0:29500",
         python="python",
     )
     assert " ".join(command) == (

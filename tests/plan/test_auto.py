@@ -11,12 +11,11 @@ import pytest
 from builders import nano_cell, parts_of, plan_of
 from packages import install
 
-from harness.launchers.plan_text import CHOICE_COLUMNS, CHOICE_NUMERIC, choice_row
+from harness.launchers.plan_text import CHOICE_COLUMNS, CHOICE_NUMERIC, choice_rows
 from harness.plan import surroundings
-from harness.plan.auto import Choice, StrategyCandidate, candidate_rows, choose
+from harness.plan.auto import Choice, StrategyCandidate, choose, lighter
 from harness.plan.estimate import estimated_step_time
 from harness.plan.expand import auto_choices
-from harness.plan.lighter import lighter
 from harness.plan.points import Reason
 from harness.plan.surroundings import MIB, Devices, Surroundings
 from results.cell import Cell
@@ -192,8 +191,7 @@ def test_an_excluded_point_is_not_chosen_for() -> None:
 def test_the_explanation_has_the_numbers_of_the_closed_forms() -> None:
     choice = weighed(plan_of(workload="llama-nano", gpus=4, strategy="auto", batch_size=8))
     parts = parts_of("llama-nano")
-    texts = [choice_row(row) for row in candidate_rows(choice)]
-    told = {text[0]: dict(zip(CHOICE_COLUMNS, text, strict=True)) for text in texts}
+    told = {row[0]: dict(zip(CHOICE_COLUMNS, row, strict=True)) for row in choice_rows(choice)}
     for candidate in choice.candidates:
         row, memory = told[candidate.strategy], footprint(candidate.cell, parts)
         sent = sum(term.wire_bytes for term in traffic(candidate.cell, parts))
@@ -375,14 +373,13 @@ def test_strategies_of_other_packages_are_weighed(tmp_path, monkeypatch) -> None
     assert [cell.strategy for cell in plan.cells] == ["elsewhere"]
     assert "single" in [candidate.strategy for candidate in choice.candidates]
     assert "cannot be imported" in dict(choice.refused)["broken"].text
-    assert "broken" in [row.strategy for row in candidate_rows(choice)]
+    assert "broken" in [row[0] for row in choice_rows(choice)]
 
 
 def test_refusals_that_differ_in_a_number_are_one_row() -> None:
     """2 samples are too few for 4, 8 and 16 stages."""
     plan = plan_of(workload="llama-1b", gpus=16, strategy="auto", batch_size=2, device="cuda")
-    texts = [choice_row(row) for row in candidate_rows(weighed(plan))]
-    told = [text for text in texts if "pipeline" in text[0] and "multiple" in text[-1]]
+    told = [text for text in choice_rows(weighed(plan)) if "pipeline" in text[0] and "multiple" in text[-1]]
     assert [(text[0], text[-1]) for text in told] == [
         (
             "pipeline:1f1b:dp=4 and 2 more",
@@ -500,6 +497,6 @@ def test_an_offloaded_strategy_takes_its_hosts_memory() -> None:
         assert candidate.fits is fits
         need = f"{4 * whole / MIB:,.0f} MiB of its host"
         verdict = f"chosen, with {need}" if fits else f"does not fit into 15,565: {need}"
-        assert choice_row(candidate_rows(choice)[0])[-1] == verdict
+        assert choice_rows(choice)[0][-1] == verdict
         if not fits:
             assert f"{need}'s 15,565" in choice.reason

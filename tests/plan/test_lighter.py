@@ -11,7 +11,7 @@ import pytest
 from builders import nano_cell, parts_of, plan_of
 
 from harness.plan import surroundings
-from harness.plan.lighter import lighter
+from harness.plan.auto import lighter
 from harness.plan.surroundings import MIB, SHARE, Devices, Limit, Measured, Surroundings, local_work
 from results.cell import Cell
 from strategies.closed_form.replay import Work

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from builders import cell_of
 
-from harness.plan.unfit import unsplittable
+from harness.plan.points import unsplittable
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,9 @@ import msgspec
 
 from harness.features.tune.records import TunedSetting, told
 from harness.plan.auto import AUTO
-from harness.plan.estimate import estimated_step_time
+from harness.plan.estimate import certain_bytes, estimated_step_time
 from harness.plan.expand import base_cell, expand
 from harness.plan.points import micro_batch_of
-from harness.plan.predict import certain_bytes
 from harness.plan.study_file import BY_NAME, SEARCHED, StudyFile, by_heading, check_values, merge
 from harness.plan.surroundings import MIB, Devices, Limit, Surroundings, devices_here
 from results.cell import Cell, StepPolicy
