@@ -166,7 +166,7 @@ def test_real_recorders_tell_who_did_not_join(ranks, tmp_path) -> None:
     ranks(2, stand_still, str(tmp_path), fresh=True)
     (group,) = (group for group in issues(tmp_path).values() if len(group) == 2)
     assert group[0][0] - group[1][0] == 1
-    assert group[0].last == "gloo:all_reduce"
+    assert group[0][1] == "gloo:all_reduce"
     assert str(laggard(issues(tmp_path))).startswith("rank 1 is behind: ")
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["flight-00000.json", "flight-00001.json"]
 
