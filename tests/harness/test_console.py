@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harness.cli import run
 from harness.reporting.report import command_lines, print_headline, record_lines
-from harness.terminal.console import Console, Standing, column_widths, fitted_lines, table_lines
+from harness.terminal.console import Console, Standing, fitted_lines, table_lines
 from reports.analysis.study import analyse
 from reports.analysis.verdict.verdict import Record
 
@@ -83,11 +83,6 @@ def test_a_fitted_table_has_every_word_of_its_rows_in_their_order(lengths, numer
     for row, cells in enumerate(rows, 1):
         for column, cell in enumerate(cells):
             assert [word for word in printed if word.startswith(f"{row}{column}")] == cell.split()
-
-
-def test_a_column_is_as_wide_as_its_widest_cell_or_the_longest_word_of_its_head() -> None:
-    assert column_widths(["ranks (CPU)", "x"], [["2", "wide cell"]]) == [5, 9]
-    assert column_widths(["alone"], []) == [5]
 
 
 def test_what_acts_on_a_terminal_is_shown_and_takes_its_columns(capsys) -> None:
