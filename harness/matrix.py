@@ -496,9 +496,7 @@ class Matrix:
             word, hint = "devices", "give fewer --gpus, or name another --partition"
             limit = Limit(devices=self._call.hosts.most, word=word, hint=hint, where="the partition")
         if not self._launcher.several_hosts and not self._run_options.oversubscribe:
-            # The first offer of a launcher says how to run what is too large for this machine.
-            offer = next((offer for each in launchers() if (offer := each.offer()) is not None), None)
-            limit = Machine.here().limit(self._request.device, offer)
+            limit = Machine.here().limit(self._request, (each.offer() for each in launchers()))
         link = link_obstacle() if self._request.has_links else None
         limit = replace(limit, link=link, trains=self.short_order is not None)
         if AUTO in {strategy for one in self._requests for strategy in one.every_strategy}:

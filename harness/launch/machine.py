@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from harness.machine.device import usable_cores, visible_gpus
 from harness.plan.surroundings import Devices, Limit
 from results.cell import Device
+from results.plan import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,15 +26,18 @@ class Machine:
     def devices(self, device: Device) -> int:
         return self.cores if device == "cpu" else len(self.gpu_names)
 
-    def limit(self, device: Device, larger: str | None) -> Limit:
-        """The most that this machine can hold without `--oversubscribe`; `larger` says how to run more."""
-        shared = "--oversubscribe" if device == "cpu" else "--oversubscribe --backend gloo"
-        hints = (f"{shared} runs it emulated", larger)
-        return Limit(
-            devices=self.devices(device),
-            word="cores" if device == "cpu" else "CUDA devices",
-            hint=", ".join(hint for hint in hints if hint is not None),
-        )
+    def limit(self, request: Request, offers: Iterator[str | None]) -> Limit:
+        """The most that this machine can hold without `--oversubscribe`.
+
+        The first of the `offers` of launchers says how to run more; they are asked only if a size is more.
+        """
+        shared, word = "--oversubscribe --backend gloo", "CUDA devices"
+        if request.device == "cpu":
+            shared, word = "--oversubscribe", "cores"
+        devices, hint = self.devices(request.device), f"{shared} runs it emulated"
+        if max((*request.gpus, *(one.gpus or 0 for one in request.include))) > devices:
+            hint = ", ".join([hint, *islice(filter(None, offers), 1)])
+        return Limit(devices=devices, word=word, hint=hint)
 
     @property
     def hardware(self) -> Devices:

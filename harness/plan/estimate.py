@@ -214,7 +214,7 @@ class StepTime:
     seconds: float | Unknown
     """Unknown where the basis is only the budget."""
     measured: tuple[str, ...] = ()
-    """The parts of an assumed time that were measured, as in `predict.StepTimes`."""
+    """The parts of an assumed time that were measured, as in `StepTimes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,7 @@ def estimate(
 
     `earlier` holds what earlier runs took, by cell id; what they did not record is modelled (`run_parts`).
     A run is taken to use its whole budget, so that runs that reach their target sooner end earlier than said
-    here. The steps of other cells are replayed (`predict.predicted_times`).
+    here. The steps of other cells are replayed (`predicted_times`).
     """
     cells = {cell.id: (cell, launch) for launch in launches for cell in launch.cells}
     steps = {
