@@ -168,11 +168,7 @@ class _PlanBuilder:
         for work in dict.fromkeys((skip.workload, skip.batch_size, skip.scaling) for skip in lacking):
             workload, batch_size, scaling = work
             pattern = Pattern(
-                workload=workload,
-                strategy=BASELINE_STRATEGY,
-                gpus=1,
-                batch_size=batch_size,
-                scaling=scaling,
+                workload=workload, strategy=BASELINE_STRATEGY, gpus=1, batch_size=batch_size, scaling=scaling
             )
             [point] = included_points(with_fields(self._request, include=(pattern,)))
             cell = self._cell(point)

@@ -230,12 +230,7 @@ Switch = Annotated[bool | None, Kind("true or false", flag_type=bool)]
 
 
 def option(
-    help: str,
-    *,
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float = MOST,
-    heading: str = "",
+    help: str, *, ge: float | None = None, gt: float | None = None, le: float = MOST, heading: str = ""
 ) -> Meta:
     """Declare an option: its meaning, and the bounds of its numbers if `ge` or `gt` gives one.
 

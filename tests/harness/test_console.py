@@ -18,12 +18,7 @@ from reports.analysis.verdict.verdict import Record
 
 def test_heads_break_at_their_blanks_and_figures_are_set_flush_right() -> None:
     lines = table_lines(["name", "step time"], [["a", "9 ms"], ["longer", "120 ms"]], numeric=[False, True])
-    assert lines == [
-        "          step",
-        "name      time",
-        "a         9 ms",
-        "longer  120 ms",
-    ]
+    assert lines == ["          step", "name      time", "a         9 ms", "longer  120 ms"]
 
 
 def test_texts_that_have_no_room_go_on_below_in_their_column_and_figures_do_not() -> None:

@@ -86,10 +86,7 @@ def test_issues_are_the_largest_number_of_each_group_and_a_damaged_recorder_says
     _recording(tmp_path, 1, ("0", 12, "gloo:send"), ("0", 3, "a"))
     (tmp_path / "flight-00002.json").write_text('{"entries": [')
     (tmp_path / "flight-00003.json").write_text('{"entries": [{"collective_seq_id": "one"}]}')
-    assert issues(tmp_path) == {
-        "0": {0: (9, "b"), 1: (3, "a")},
-        "2": {0: (1, "d")},
-    }
+    assert issues(tmp_path) == {"0": {0: (9, "b"), 1: (3, "a")}, "2": {0: (1, "d")}}
 
 
 def _issued(**counts: dict[int, int]) -> dict[str, dict[int, Issued]]:

@@ -383,12 +383,7 @@ def nvml(monkeypatch) -> dict[object, int]:
     answering("MemoryInfo", lambda handle: memory)
     answering("Name", lambda handle: f"GPU of {handle}")
     answering("UUID", lambda handle: f"GPU-{handle}f00")
-    for name in (
-        "ComputeRunningProcesses",
-        "CurrentClocksThrottleReasons",
-        "TotalEccErrors",
-        "CpuAffinity",
-    ):
+    for name in ("ComputeRunningProcesses", "CurrentClocksThrottleReasons", "TotalEccErrors", "CpuAffinity"):
         answering(name, unknown)
     return fails
 
@@ -916,8 +911,6 @@ def test_the_version_of_torch_is_the_one_that_ranks_record(tmp_path, monkeypatch
 
 def _measured(code_hash: str) -> RunResult:
     environment = an_environment(
-        python=platform.python_version(),
-        torch=torch_version() or "",
-        code=CodeVersion(code_hash=code_hash),
+        python=platform.python_version(), torch=torch_version() or "", code=CodeVersion(code_hash=code_hash)
     )
     return a_result(environment=environment)

@@ -146,10 +146,7 @@ def test_without_a_batch_size_each_workload_has_its_own() -> None:
 def test_cells_beyond_the_machine_are_skipped_with_a_hint() -> None:
     limit = Limit(devices=2, word="cores", hint="--oversubscribe runs them emulated")
     plan = plan_of(workload="mlp", gpus="1..8", strategy="single,ddp", batch_size=8, limit=limit)
-    assert rows(plan) == [
-        ("weak", "single", 8, None, [(1, 8)]),
-        ("weak", "ddp", 8, None, [(2, 8)]),
-    ]
+    assert rows(plan) == [("weak", "single", 8, None, [(1, 8)]), ("weak", "ddp", 8, None, [(2, 8)])]
     reasons = {(s.strategy, s.gpus): s.reason for s in plan.skips}
     assert reasons["ddp", 4] == "needs 4, this machine has 2 cores; --oversubscribe runs them emulated"
     assert reasons["single", 4] == SINGLE
@@ -283,13 +280,8 @@ def test_an_excluded_point_is_a_skip_that_says_so() -> None:
         batch_size="8,16",
         exclude=[Pattern(gpus=4, batch_size=16)],
     )
-    assert rows(plan) == [
-        ("weak", "ddp", 8, None, [(2, 8), (4, 8)]),
-        ("weak", "ddp", 16, None, [(2, 16)]),
-    ]
-    assert skipped(plan) == [
-        ("weak", "ddp", 16, 4, "excluded by the study file: gpus 4, batch_size 16"),
-    ]
+    assert rows(plan) == [("weak", "ddp", 8, None, [(2, 8), (4, 8)]), ("weak", "ddp", 16, None, [(2, 16)])]
+    assert skipped(plan) == [("weak", "ddp", 16, 4, "excluded by the study file: gpus 4, batch_size 16")]
 
 
 def test_an_included_point_joins_its_series_and_is_never_excluded() -> None:

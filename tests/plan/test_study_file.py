@@ -25,14 +25,7 @@ from harness.plan.options import (
     VARIABLES,
     PlanOption,
 )
-from harness.plan.study_file import (
-    BY_NAME,
-    OPTIONS,
-    STUDY_FILE,
-    StudyFile,
-    by_heading,
-    check_values,
-)
+from harness.plan.study_file import BY_NAME, OPTIONS, STUDY_FILE, StudyFile, by_heading, check_values
 from results.errors import UsageError
 from results.plan import Request
 from results.value_types import bounds
