@@ -110,8 +110,8 @@ def read_job_time_s(value: float | str, where: str) -> float:
 def _worded(
     words: str, answers: Mapping[str, object], other: Callable[[str], object] | None = None
 ) -> Callable[[Any, str], tuple[Any, ...]]:
-    """A reader of the distinct values of a comma text or a list: `answers`, or what `other` reads of a text
-    that is none. It raises UsageError with these words."""
+    """Make a reader of the distinct values of a comma text or a list. `answers` has the value of a word, and
+    `other` reads any other text. The reader raises UsageError with these words."""
 
     def read(value: object, where: str) -> tuple[Any, ...]:
         found = []
