@@ -14,7 +14,6 @@ import msgspec
 
 from harness.launch.check import can_check, check, check_request, count_own_parts
 from harness.launch.conduct import conduct_of
-from harness.launch.machine import Machine
 from harness.launch.preflight import (
     amd_only,
     link_obstacle,
@@ -30,12 +29,11 @@ from harness.machine.code import planned_code
 from harness.plan.auto import AUTO, lighter
 from harness.plan.expand import expand
 from harness.plan.launchers import DEFAULT
-from harness.plan.naming import plain_name, study_name
 from harness.plan.options import read_counts, read_duration_s, read_odds
 from harness.plan.points import workloads_of
-from harness.plan.request import make_requests
+from harness.plan.request import make_requests, plain_name, study_name
 from harness.plan.study_file import OPTIONS, StudyFile
-from harness.plan.surroundings import MIB, Devices, Limit, Measured, Surroundings, devices_here
+from harness.plan.surroundings import MIB, Devices, Limit, Machine, Measured, Surroundings, devices_here
 from harness.reporting.assumptions import CostFlags, read_assumptions
 from harness.reporting.reading import Reading, warn_of_lost_plans
 from harness.reporting.report import write_report

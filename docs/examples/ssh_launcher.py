@@ -22,12 +22,12 @@ from typing import Annotated
 import msgspec
 
 from harness.launch.command import shell_line, torchrun_command
-from harness.launch.machine import Machine
 from harness.launch.nodes import outlast
 from harness.launch.starter import Starter
 from harness.launchers.campaign_call import CampaignCall
 from harness.launchers.launcher import Launcher, MatrixCall, WorkerHosts
 from harness.machine.kernel import die_with_parent
+from harness.plan.surroundings import Machine
 from results.environment import CodeVersion
 from results.errors import UsageError
 from results.launch import Launch

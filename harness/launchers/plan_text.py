@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.launch.conduct import conduct_of
-from harness.launch.machine import Machine
 from harness.plan.auto import AUTO, Choice, StrategyCandidate
 from harness.plan.estimate import Estimate
 from harness.plan.expand import auto_choices
 from harness.plan.points import unchecked
 from harness.plan.schedule import PlannedLaunch
 from harness.plan.study_file import SETTINGS
-from harness.plan.surroundings import MIB, SHARE, Measured
+from harness.plan.surroundings import MIB, SHARE, Machine, Measured
 from harness.terminal.console import Console
 from harness.terminal.group_text import group_lines
 from reports.analysis.series import told_settings, value_text

@@ -33,13 +33,13 @@ from harness.launch.command import torchrun_command, worker_environment
 from harness.launch.conduct import Deadline, Pace
 from harness.launch.ending import Seen, asked_to_end, judged, rank_exits
 from harness.launch.follow import LaunchState, LogTail, Pulse
-from harness.launch.machine import Machine
 from harness.launch.tally import Conditions, tally, uncounted
 from harness.machine import device
 from harness.machine.code import checkout, code_version, what_runs
 from harness.machine.device import amd_gpus, nccl_settings, other_settings
 from harness.machine.torch_devices import TorchDevices, ask_torch, torch_version
 from harness.plan.estimate import Earlier, LaunchTime
+from harness.plan.surroundings import Machine
 from harness.terminal.console import Standing
 from harness.worker.__main__ import _near
 from harness.worker.crew import _device

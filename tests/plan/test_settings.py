@@ -9,8 +9,7 @@ import pytest
 from harness.cli.matrix import matrix_command as command
 from harness.launch.command import worker_environment
 from harness.plan.expand import expand
-from harness.plan.naming import default_name, study_name
-from harness.plan.request import make_requests
+from harness.plan.request import default_name, make_requests, study_name
 from harness.plan.schedule import schedule
 from harness.plan.study_file import SETTINGS, StudyFile
 from harness.worker.rank.context import without_own

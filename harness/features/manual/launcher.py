@@ -13,12 +13,12 @@ import msgspec
 
 from harness.launch.campaign import CampaignContext, LaunchMaker
 from harness.launch.command import shell_line, torchrun_command
-from harness.launch.machine import Machine
 from harness.launch.starter import LocalStarter
 from harness.launch.tally import Conditions, study_tally
 from harness.launchers.campaign_call import show_plan
 from harness.launchers.launcher import Launcher, LauncherCall, MatrixCall, WorkerHosts
 from harness.machine.code import checkout
+from harness.plan.surroundings import Machine
 from results.catalogue.gpus import require_known
 from results.environment import CodeVersion
 from results.errors import bench_call
