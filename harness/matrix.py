@@ -14,7 +14,6 @@ import msgspec
 
 from harness.launch.check import can_check, check, check_request, count_own_parts
 from harness.launch.conduct import conduct_of
-from harness.launch.machine import Machine
 from harness.launch.preflight import (
     amd_only,
     link_obstacle,
@@ -27,16 +26,14 @@ from harness.launch.tally import Tally, study_tally, tally, uncounted
 from harness.launchers.launcher import LauncherCall, MatrixCall
 from harness.launchers.registry import launcher, launchers
 from harness.machine.code import planned_code
-from harness.plan.auto import AUTO
+from harness.plan.auto import AUTO, lighter
 from harness.plan.expand import expand
 from harness.plan.launchers import DEFAULT
-from harness.plan.lighter import lighter
-from harness.plan.naming import plain_name, study_name
 from harness.plan.options import read_counts, read_duration_s, read_odds
 from harness.plan.points import workloads_of
-from harness.plan.request import make_requests
+from harness.plan.request import make_requests, plain_name, study_name
 from harness.plan.study_file import OPTIONS, StudyFile
-from harness.plan.surroundings import MIB, Devices, Limit, Measured, Surroundings, devices_here
+from harness.plan.surroundings import MIB, Devices, Limit, Machine, Measured, Surroundings, devices_here
 from harness.reporting.assumptions import CostFlags, read_assumptions
 from harness.reporting.reading import Reading, warn_of_lost_plans
 from harness.reporting.report import write_report
@@ -497,9 +494,7 @@ class Matrix:
             word, hint = "devices", "give fewer --gpus, or name another --partition"
             limit = Limit(devices=self._call.hosts.most, word=word, hint=hint, where="the partition")
         if not self._launcher.several_hosts and not self._run_options.oversubscribe:
-            # The first offer of a launcher says how to run what is too large for this machine.
-            offer = next((offer for each in launchers() if (offer := each.offer()) is not None), None)
-            limit = Machine.here().limit(self._request.device, offer)
+            limit = Machine.here().limit(self._request, (each.offer() for each in launchers()))
         link = link_obstacle() if self._request.has_links else None
         limit = replace(limit, link=link, trains=self.short_order is not None)
         if AUTO in {strategy for one in self._requests for strategy in one.every_strategy}:

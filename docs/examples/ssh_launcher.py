@@ -21,13 +21,13 @@ from typing import Annotated
 
 import msgspec
 
-from harness.launch.command import Rendezvous, shell_line, torchrun_command
-from harness.launch.machine import Machine
+from harness.launch.command import shell_line, torchrun_command
 from harness.launch.nodes import outlast
 from harness.launch.starter import Starter
 from harness.launchers.campaign_call import CampaignCall
 from harness.launchers.launcher import Launcher, MatrixCall, WorkerHosts
 from harness.machine.kernel import die_with_parent
+from harness.plan.surroundings import Machine
 from results.environment import CodeVersion
 from results.errors import UsageError
 from results.launch import Launch
@@ -124,8 +124,8 @@ def node_lines(site: Hosts, launch: Launch, path: Path, port: int) -> list[str]:
     variables = [f"{name}={shlex.quote(value)}" for name, value in sorted(site.environment.items())]
     lines = []
     for rank in range(launch.placement.nodes):
-        meeting = Rendezvous(node_rank=rank, endpoint=f"{site.hosts[0]}:{port}")
-        command = torchrun_command(launch, path, rendezvous=meeting, python=site.python)
+        endpoint = f"{site.hosts[0]}:{port}"
+        command = torchrun_command(launch, path, node_rank=rank, endpoint=endpoint, python=site.python)
         lines.append(" ".join([*variables, shell_line(launch, command)]))
     return lines
 

@@ -153,11 +153,7 @@ class _Commands(click.Group):
 
 _WIDEST = 200
 """Help is as wide as the terminal, up to this number of characters."""
-_SETTINGS = {
-    "help_option_names": ["-h", "--help"],
-    "max_content_width": _WIDEST,
-    "show_default": True,
-}
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": _WIDEST, "show_default": True}
 """Settings of click, which the commands inherit."""
 
 

@@ -79,13 +79,7 @@ _HEADS = ("what", "found")
 )
 @click.option("--json", "as_json", is_flag=True, help="The tables as JSON.")
 def doctor_command(
-    site: str | None,
-    *,
-    noise: bool,
-    budget: str | None,
-    baselines: Path,
-    as_json: bool,
-    **of_cluster: Any,
+    site: str | None, *, noise: bool, budget: str | None, baselines: Path, as_json: bool, **of_cluster: Any
 ) -> int:
     """Check whether this machine can run studies, and how well. Exit code 1 if it cannot run one.
 

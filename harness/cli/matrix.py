@@ -35,7 +35,7 @@ def matrix_command(
     """
     from harness.launchers.nights import night
     from harness.matrix import RUNS, Matrix
-    from harness.plan.naming import fresh_base, fresh_study
+    from harness.plan.request import fresh_base, fresh_study
     from harness.plan.study_file import STUDY_FILE, StudyFile, merge
 
     path = study_path(study_file) if study_file else None

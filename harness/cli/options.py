@@ -124,7 +124,12 @@ def _flag(option: PlanOption) -> Callable[[Function], Function]:
     complete = _complete_names if kind.flag_type is str and kind.metavar else None
     if kind.repeated:
         return click.option(
-            flag, type=str, multiple=True, callback=_list_or_none, help=told, metavar=kind.metavar
+            flag,
+            type=str,
+            multiple=True,
+            callback=lambda context, parameter, value: list(value) or None,
+            help=told,
+            metavar=kind.metavar,
         )
     return click.option(
         flag, type=type_, default=None, help=told, metavar=kind.metavar, shell_complete=complete
@@ -136,12 +141,6 @@ def _show_all_options(context: click.Context, parameter: click.Parameter, value:
         context.meta[_ALL] = True
         click.echo(context.get_help())
         context.exit()
-
-
-def _list_or_none(
-    context: click.Context, parameter: click.Parameter, value: Sequence[str]
-) -> list[str] | None:
-    return list(value) or None
 
 
 def _complete_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from harness.jobs.planned import PlannedJob
-from harness.plan.naming import plain_name
+from harness.plan.request import plain_name
 from reports.text import count, duration
 from results.environment import CodeVersion
 from results.errors import UsageError

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from harness.jobs.closing import close_launches
 from harness.jobs.planned import baseline_launch
 from harness.launch.campaign import Campaign, CampaignContext
+from harness.launch.conduct import Deadline
 from harness.launch.guarded import GRACE_S
-from harness.launch.pace import Deadline
 from harness.launch.starter import Starter
 from harness.launch.supervise import Interrupted
 from harness.launch.tally import Conditions

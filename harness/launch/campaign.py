@@ -9,18 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.launch.conduct import Progress, conduct_of
+from harness.launch.conduct import Deadline, Progress, conduct_of
 from harness.launch.ending import Seen
-from harness.launch.machine import Machine
-from harness.launch.pace import Deadline
 from harness.launch.preflight import require_devices, require_room, warnings
 from harness.launch.starter import Starter
 from harness.launch.supervise import POLL_S, Supervisor, Watch
 from harness.launch.tally import Conditions, Tally, study_tally
+from harness.plan.auto import lighter
 from harness.plan.launchers import job_variables
-from harness.plan.lighter import lighter
 from harness.plan.schedule import PlannedLaunch
-from harness.plan.surroundings import Measured, Surroundings, devices_of
+from harness.plan.surroundings import Machine, Measured, Surroundings, devices_of
 from harness.terminal.console import Console, ProgressLine
 from results.cell import Cell, point
 from results.environment import CodeVersion

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from harness.plan.options import OF_A_LAUNCHER
@@ -13,15 +12,6 @@ from results.launch import Launch, torchrun_folder
 
 _SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """A `reports/` folder in the user's working folder must not shadow ours."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendezvous:
-    """The address at which the nodes of a launch meet, and the number of this node."""
-
-    node_rank: int | str
-    endpoint: str
-    """HOST:PORT of node 0."""
 
 
 def local_command(launch: Launch, path: Path) -> tuple[str, ...]:
@@ -32,10 +22,16 @@ def local_command(launch: Launch, path: Path) -> tuple[str, ...]:
 
 
 def torchrun_command(
-    launch: Launch, path: Path, *, rendezvous: Rendezvous | None = None, python: str = sys.executable
+    launch: Launch,
+    path: Path,
+    *,
+    node_rank: int | str | None = None,
+    endpoint: str = "",
+    python: str = sys.executable,
 ) -> tuple[str, ...]:
-    """The command that starts the workers of one node. Without `rendezvous` the launch is on one node. The
-    interpreter of the launch's engine replaces `python`."""
+    """The command that starts the workers of the node `node_rank` (None: the launch is on one node), which
+    meets the others at `endpoint`, HOST:PORT of node 0. The interpreter of the launch's engine replaces
+    `python`."""
     placement = launch.placement
     command = [
         launch.python or python,
@@ -43,19 +39,19 @@ def torchrun_command(
         "torch.distributed.run",
         f"--nproc-per-node={placement.gpus_per_node}",
     ]
-    if rendezvous is None:
+    if node_rank is None:
         # The ranks would otherwise look up this host's own name, which need not resolve.
         command += ["--standalone", "--local-addr=127.0.0.1"]
     else:
         command += [
             f"--nnodes={placement.nodes}",
-            f"--node-rank={rendezvous.node_rank}",
+            f"--node-rank={node_rank}",
             "--rdzv-backend=static",
-            f"--rdzv-endpoint={rendezvous.endpoint}",
+            f"--rdzv-endpoint={endpoint}",
             f"--rdzv-id={launch.launch_id}",
         ]
     # Each rank's stdout and stderr go to separate files, and its last exception to error.json.
-    logs = torchrun_folder(path.parent, None if rendezvous is None else rendezvous.node_rank)
+    logs = torchrun_folder(path.parent, node_rank)
     command += [f"--log-dir={logs}", "--redirects=3"]
     return (*command, "-m", "harness.worker", str(path))
 
@@ -64,7 +60,7 @@ def node_command(launch: Launch, path: Path, node_rank: int, endpoint: str) -> t
     """The torchrun of one node; a launch on one node needs nobody to meet."""
     if launch.placement.nodes == 1:
         return torchrun_command(launch, path)
-    return torchrun_command(launch, path, rendezvous=Rendezvous(node_rank=node_rank, endpoint=endpoint))
+    return torchrun_command(launch, path, node_rank=node_rank, endpoint=endpoint)
 
 
 def shell_line(launch: Launch, command: tuple[str, ...]) -> str:

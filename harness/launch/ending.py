@@ -11,7 +11,7 @@ was killed, and the logs of launches by earlier versions have to be read in any 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -256,9 +256,12 @@ def look_back(folder: Path, launch: Launch, words: LogWords, known: Seen) -> See
     return replace(
         seen,
         away=None if away is None else away["words"],
-        unmet=no_rendezvous(folder, exits),
-        fault=machine_fault(folder, launch, exits),
-        last_line=log_end(folder),
+        # The others lose a rank that was killed, and say so in the same words.
+        unmet=None if _killed(exits) else _first_match(_NO_RENDEZVOUS, folder),
+        fault=None if _killed(exits) else machine_fault(folder, launch, exits),
+        last_line=next(
+            (f"{log}: {line}" for log in _ranks_and_logs(folder) if (line := _last_line(log))), None
+        ),
     )
 
 
@@ -278,15 +281,11 @@ def judged(seen: Seen) -> Ending:
     """The ending of the runs that a launch leaves without all rank records, or of a launch in which none
     began.
 
-    The first rule that answers decides. An end that no rule recognises is `unknown`, with advice to read the
-    logs.
+    The first cause that is found decides. An end without one is `unknown`, with advice to read the logs.
     """
-    ending = next(found for rule in _RULES if (found := rule(seen)) is not None)
+    cause = seen.stopped or _before_the_program(seen) or _of_ranks(seen) or _of_nodes(seen)
+    ending = cause or _unsaid(seen)
     return ending if seen.started else Ending(ending.outcome, f"before any cell began: {ending.reason}")
-
-
-def _stopped(seen: Seen) -> Ending | None:
-    return seen.stopped
 
 
 def _before_the_program(seen: Seen) -> Ending | None:
@@ -304,94 +303,54 @@ def _before_the_program(seen: Seen) -> Ending | None:
     return None
 
 
-def _rank_ended_early(seen: Seen) -> Ending | None:
-    """The others fail because these are gone."""
-    early = seen.ended_early
-    if not early:
-        return None
-    who = f"rank {min(early)}" if len(early) == 1 else f"{len(early)} ranks"
-    reason = (
-        f"{who} ended with exit code 0 before the run was over: the program must return, and not end its "
-        f"process (os._exit)"
-    )
-    return Ending(Outcome.CRASHED, reason)
-
-
-def _rank_killed(seen: Seen) -> Ending | None:
-    killed = _killed(seen.exits)
-    if not killed:
-        return None
-    by_kernel = [rank for rank in killed if rank.signal == "SIGKILL"] if seen.out_of_memory_kills else []
-    first = (by_kernel or killed)[0]
-    return _kill(f"rank {first.rank}", str(first.signal), seen, Outcome.CRASHED)
-
-
-def _rank_failed(seen: Seen) -> Ending | None:
+def _of_ranks(seen: Seen) -> Ending | None:
+    """A rank ended early (the others fail because it is gone), was killed, or failed."""
+    if early := seen.ended_early:
+        who = f"rank {min(early)}" if len(early) == 1 else f"{len(early)} ranks"
+        return Ending(
+            Outcome.CRASHED,
+            f"{who} ended with exit code 0 before the run was over: the program must return, and not end its "
+            f"process (os._exit)",
+        )
+    if killed := _killed(seen.exits):
+        # The kernel ends a process by SIGKILL when memory runs out.
+        first = max(killed, key=lambda rank: bool(seen.out_of_memory_kills) and rank.signal == "SIGKILL")
+        return _kill(f"rank {first.rank}", str(first.signal), seen, Outcome.CRASHED)
     failed = [rank for rank in seen.exits if rank.signal is None and rank.rank not in seen.recorded]
     if not failed:
         return None
-    first = next((rank for rank in failed if rank.message), failed[0])
-    reason = f"rank {first.rank}: {first.message or f'exit code {first.exit_code}'}"
-    if first.message and _DISK_FULL.search(first.message):
+    first = max(failed, key=lambda rank: bool(rank.message))
+    said = first.message or f"exit code {first.exit_code}"
+    reason = f"rank {first.rank}: {said}"
+    if _DISK_FULL.search(said):
         # Not the cell's fault: the cell is run again when the disk has room.
         return Ending(Outcome.CANCELLED, f"the disk is full: {reason}")
     return Ending(Outcome.CRASHED, reason)
 
 
-def _node_left(seen: Seen) -> Ending | None:
-    if seen.left is None or seen.killed_by is not None:
-        return None
-    return Ending(Outcome.MISSING_RANKS, f"ranks are missing: {seen.left}")
-
-
-def _node_killed(seen: Seen) -> Ending | None:
-    """The guardian of the killed process, or srun, has asked the other ranks to end."""
-    killed = seen.killed_on_a_node
-    return None if killed is None else _kill(*killed, seen, Outcome.MISSING_RANKS)
-
-
-def _from_outside(seen: Seen) -> Ending | None:
-    # torchrun ends its ranks with SIGTERM also when one has failed, but then an earlier rule has answered.
-    asked = seen.asked_to_end or "SIGTERM" in {seen.killed_by, *(rank.signal for rank in seen.exits)}
-    reason = "its processes were asked to end by a signal from outside"
-    return Ending(Outcome.CANCELLED, reason) if asked else None
-
-
-def _starter_killed(seen: Seen) -> Ending | None:
-    who, by = "the process that started the ranks", seen.killed_by
+def _of_nodes(seen: Seen) -> Ending | None:
+    """A node or what started the ranks has gone, or both were asked to end from outside."""
+    by = seen.killed_by
+    if seen.left is not None and by is None:
+        return Ending(Outcome.MISSING_RANKS, f"ranks are missing: {seen.left}")
+    if seen.killed_on_a_node is not None:
+        # The guardian of the killed process, or srun, has asked the other ranks to end.
+        return _kill(*seen.killed_on_a_node, seen, Outcome.MISSING_RANKS)
+    # torchrun ends its ranks with SIGTERM also when one has failed, but then `_of_ranks` has answered.
+    if seen.asked_to_end or "SIGTERM" in {by, *(rank.signal for rank in seen.exits)}:
+        return Ending(Outcome.CANCELLED, "its processes were asked to end by a signal from outside")
+    who = "the process that started the ranks"
     return None if by is None else _kill(who, by, seen, Outcome.MISSING_RANKS)
 
 
-def _peers_lost(seen: Seen) -> Ending | None:
-    reason = "some ranks recorded that others went away, and no record says how those ended"
-    return Ending(Outcome.MISSING_RANKS, reason) if seen.recorded else None
-
-
-def _launcher_ended(seen: Seen) -> Ending | None:
+def _unsaid(seen: Seen) -> Ending:
+    if seen.recorded:
+        reason = "some ranks recorded that others went away, and no record says how those ended"
+        return Ending(Outcome.MISSING_RANKS, reason)
     if seen.started or seen.exit_code is None:
-        return None
+        return Ending(Outcome.UNKNOWN, "the launch ended without a word; see its logs")
     see = "without a word" if seen.last_line is None else f"see {seen.last_line}"
     return Ending(Outcome.CRASHED, f"its launcher {exit_words(seen.exit_code)}, {see}")
-
-
-def _unsaid(seen: Seen) -> Ending:
-    return Ending(Outcome.UNKNOWN, "the launch ended without a word; see its logs")
-
-
-_RULES: tuple[Callable[[Seen], Ending | None], ...] = (
-    _stopped,
-    _before_the_program,
-    _rank_ended_early,
-    _rank_killed,
-    _rank_failed,
-    _node_left,
-    _node_killed,
-    _from_outside,
-    _starter_killed,
-    _peers_lost,
-    _launcher_ended,
-    _unsaid,
-)
 
 
 def _kill(who: str, by: str, seen: Seen, otherwise: Outcome) -> Ending:
@@ -411,8 +370,6 @@ def _kill(who: str, by: str, seen: Seen, otherwise: Outcome) -> Ending:
 
 def machine_fault(folder: Path, launch: Launch, exits: Sequence[RankExit]) -> str | None:
     """The line of a log that says why no launch can start on this machine; None if no line is certain."""
-    if _killed(exits):
-        return None
     found = (_MACHINE_AT_END.fullmatch(said) for said in _last_words(folder, launch, exits))
     at_end = next((match[0] for match in found if match is not None), None)
     return at_end or _first_match(_MACHINE, folder)
@@ -430,18 +387,6 @@ def _last_words(folder: Path, launch: Launch, exits: Sequence[RankExit]) -> Iter
     for file in rank_output(folder, launch):
         if file.stream == "stderr" and file.rank in sought:
             yield _last_line(file.path)
-
-
-def no_rendezvous(folder: Path, exits: Sequence[RankExit]) -> str | None:
-    """How the nodes of a launch failed to meet, in torch's words; None if that is not why it ended."""
-    # The others lose a rank that was killed, and say so in the same words.
-    return None if _killed(exits) else _first_match(_NO_RENDEZVOUS, folder)
-
-
-def log_end(folder: Path) -> str | None:
-    """The last line that a launch has printed, with its file; None if it has printed nothing."""
-    said = ((log, _last_line(log)) for log in _ranks_and_logs(folder))
-    return next((f"{log}: {line}" for log, line in said if line), None)
 
 
 def _killed(exits: Sequence[RankExit]) -> list[RankExit]:

@@ -198,17 +198,9 @@ class _Recording(msgspec.Struct):
 _RECORDING = msgspec.json.Decoder(_Recording)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Issued:
-    """The collectives that one rank has issued in one process group."""
-
-    collectives: int
-    last: str
-    """Name of the last one, as `gloo:all_reduce`."""
-
-
-Issues = Mapping[str, Mapping[int, Issued]]
-"""The collectives that were issued, by process group and rank."""
+Issued = tuple[int, str]
+"""The number of collectives that one rank has issued in one process group, and the name of the last one, as
+`gloo:all_reduce`."""
 
 
 def heartbeats(folder: Path) -> dict[int, str]:
@@ -252,12 +244,12 @@ def issues(folder: Path) -> dict[str, dict[int, Issued]]:
         for entry in recording.entries:
             ranks = found.setdefault(entry.process_group[0], {})
             known = ranks.get(rank)
-            if not entry.is_p2p and (known is None or entry.collective_seq_id > known.collectives):
-                ranks[rank] = Issued(collectives=entry.collective_seq_id, last=entry.profiling_name)
+            if not entry.is_p2p and (known is None or entry.collective_seq_id > known[0]):
+                ranks[rank] = entry.collective_seq_id, entry.profiling_name
     return found
 
 
-def laggard(found: Issues) -> str | None:
+def laggard(found: Mapping[str, Mapping[int, Issued]]) -> str | None:
     """The rank that the others wait for, a clause; None if fewer than two ranks can be compared.
 
     It has issued fewer collectives of a group than another rank. With several groups, a rank may be behind in
@@ -266,31 +258,25 @@ def laggard(found: Issues) -> str | None:
     compared = [group for group in found.values() if len(group) > 1]
     if not compared:
         return None
-    behind = {rank for group in compared for rank in group if group[rank].collectives < _most(group)}
+    behind = {rank for group in compared for rank in group if group[rank][0] < _most(group)}
     if not behind:
         group = max(compared, key=lambda group: (len(group), _most(group)))
-        one = group[min(group)]
-        return (
-            f"{len(group)} ranks had issued {one.collectives} collectives each, the last of them {one.last}"
-        )
-    ahead = {rank for group in compared for rank in group if group[rank].collectives > _fewest(group)}
+        number, last = group[min(group)]
+        return f"{len(group)} ranks had issued {number} collectives each, the last of them {last}"
+    ahead = {rank for group in compared for rank in group if group[rank][0] > min(group.values())[0]}
     return _behind(min(behind - ahead or behind), compared)
 
 
 def _behind(rank: int, compared: Sequence[Mapping[int, Issued]]) -> str:
     """The clause about a rank that is behind, by the group in which it is furthest behind."""
     own = (group for group in compared if rank in group)
-    group = max(own, key=lambda group: _most(group) - group[rank].collectives)
-    other = next(other for other in sorted(group) if group[other].collectives == _most(group))
+    group = max(own, key=lambda group: _most(group) - group[rank][0])
+    other = next(other for other in sorted(group) if group[other][0] == _most(group))
     return (
-        f"rank {rank} is behind: it issued {group[rank].collectives} collectives, "
-        f"rank {other} {group[other].collectives}, the last of them {group[other].last}"
+        f"rank {rank} is behind: it issued {group[rank][0]} collectives, "
+        f"rank {other} {group[other][0]}, the last of them {group[other][1]}"
     )
 
 
-def _fewest(group: Mapping[int, Issued]) -> int:
-    return min(issued.collectives for issued in group.values())
-
-
 def _most(group: Mapping[int, Issued]) -> int:
-    return max(issued.collectives for issued in group.values())
+    return max(group.values())[0]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
 
-from harness.launch.command import Rendezvous, torchrun_command
+from harness.launch.command import torchrun_command
 from harness.launch.ending import print_torchrun_killed
 from harness.launch.virtual_network import INTERFACE, VirtualNode, VirtualSwitch
 from harness.machine.device import usable_cores
@@ -54,8 +54,9 @@ def main() -> int:
         signal.signal(number, lambda number, frame: stops.append(number))
     agents = []
     for rank, (node, cores) in enumerate(zip(nodes, shares(launch, usable_cores()), strict=True)):
-        rendezvous = Rendezvous(node_rank=rank, endpoint=f"{nodes[0].address}:{PORT}")
-        agents.append(start(node, cores, torchrun_command(launch, path, rendezvous=rendezvous)))
+        endpoint = f"{nodes[0].address}:{PORT}"
+        command = torchrun_command(launch, path, node_rank=rank, endpoint=endpoint)
+        agents.append(start(node, cores, command))
     return outlast(agents, lambda: bool(stops))
 
 

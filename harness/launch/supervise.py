@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from harness.launch.command import worker_environment
+from harness.launch.conduct import Deadline
 from harness.launch.ending import (
     Seen,
     asked_to_end,
@@ -24,7 +25,6 @@ from harness.launch.ending import (
 )
 from harness.launch.follow import LaunchState, LogTail, Pulse, hang_reason, heartbeats
 from harness.launch.guarded import Guarded
-from harness.launch.pace import Deadline
 from harness.launch.starter import Starter
 from harness.worker.rank.log import MARGIN_S
 from results.files import no_follow

@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from harness.launch.conduct import conduct_of
-from harness.launch.machine import Machine
 from harness.machine.device import nccl_settings, other_settings
 from harness.machine.torch_devices import torch_version
 from harness.plan.estimate import Earlier, Estimate, estimate
 from harness.plan.schedule import PlannedLaunch, Progress, schedule
-from harness.plan.surroundings import Measured
+from harness.plan.surroundings import Machine, Measured
 from reports.analysis.pooling import differing, fact_text
 from reports.text import count
 from results.cell import inferred_out_of_memory, pruning_reason

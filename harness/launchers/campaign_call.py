@@ -13,7 +13,6 @@ from harness.jobs.closing import LOST, close_launches, close_lost_launches
 from harness.jobs.job_status import held_by_jobs
 from harness.jobs.start import JobEnvironment
 from harness.launch.campaign import Campaign, CampaignContext
-from harness.launch.machine import Machine
 from harness.launch.starter import Starter
 from harness.launch.supervise import Interrupted
 from harness.launch.tally import Conditions, study_tally
@@ -21,6 +20,7 @@ from harness.launchers.jobs import job_statuses
 from harness.launchers.launcher import LauncherCall, MatrixCall, WorkerHosts
 from harness.launchers.plan_text import plan_summary, plan_tables
 from harness.machine.code import checkout
+from harness.plan.surroundings import Machine
 from reports.text import count
 from results.environment import CodeVersion
 from results.job_store import JobStore

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from harness.jobs.job_status import Cancelled, JobStatus
-from harness.launch.machine import Machine
 from harness.launch.tally import Conditions, study_tally
 from harness.plan.study_file import StudyFile
+from harness.plan.surroundings import Machine
 from harness.terminal.console import Console
 from results.environment import CodeVersion
 from results.job import Job, RunOptions

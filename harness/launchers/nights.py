@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from harness.launchers.jobs import job_statuses
-from harness.plan.naming import fresh_studies
+from harness.plan.request import fresh_studies
 from results.errors import NightBusyError, StudyBusyError
 from results.files import study_lock
 from results.store import Study

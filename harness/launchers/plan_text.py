@@ -7,24 +7,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.launch.conduct import conduct_of
-from harness.launch.machine import Machine
-from harness.plan.auto import AUTO, Choice, ChoiceRow, StrategyCandidate, candidate_rows
+from harness.plan.auto import AUTO, Choice, StrategyCandidate
 from harness.plan.estimate import Estimate
 from harness.plan.expand import auto_choices
+from harness.plan.points import unchecked
 from harness.plan.schedule import PlannedLaunch
 from harness.plan.study_file import SETTINGS
-from harness.plan.surroundings import MIB, SHARE, Measured
-from harness.plan.unfit import unchecked
+from harness.plan.surroundings import MIB, SHARE, Machine, Measured
 from harness.terminal.console import Console
 from harness.terminal.group_text import group_lines
 from reports.analysis.series import told_settings, value_text
 from reports.text import count, devices, devices_word, duration, listed
 from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell
 from results.environment import CodeVersion
+from results.grouping import grouped
 from results.launch import Launch
 from results.notation import NO_LINK, link_text
 from results.outcome import Evidence
 from results.plan import Plan, Point, Request, Skip
+from results.spec import split
 from results.store import Study
 
 _LAUNCH_ID = "LAUNCH_ID"
@@ -164,8 +165,7 @@ def plan_tables(
         )
         for text in choice.around.lines():
             console.result(f"  {text}")
-        rows = [choice_row(row) for row in candidate_rows(choice)]
-        console.table(CHOICE_COLUMNS, rows, numeric=CHOICE_NUMERIC)
+        console.table(CHOICE_COLUMNS, choice_rows(choice), numeric=CHOICE_NUMERIC)
     if groups := list(group_lines(plan)):
         console.result("\ngroups of ranks")
         for text in groups:
@@ -180,26 +180,33 @@ def plan_tables(
         console.result(f"  {_command(study, launch, line)}")
 
 
-def choice_row(row: ChoiceRow) -> list[str]:
-    """A row of what `auto` weighed, in the order of CHOICE_COLUMNS."""
-    if row.candidate is None:
-        more = f" and {row.others} more" if row.others else ""
-        blank = [""] * (len(CHOICE_COLUMNS) - 2)
-        return [row.strategy + more, *blank, row.reason if row.alike else f"{row.reason}, and the like"]
-    candidate = row.candidate
-    memory, times = candidate.memory, candidate.times
-    sizes = (memory.parameters, memory.gradients, memory.optimizer, memory.gathered, memory.buckets)
-    seconds = (times.compute, times.update, times.bubble, times.exposed)
-    return [
-        row.strategy,
-        *(f"{size / MIB:,.0f}" for size in (*sizes, memory.activations, memory.total)),
-        f"{candidate.sent / MIB:,.1f}",
-        *(f"{value:.3g}" for value in seconds),
-        f"{1e3 * candidate.sample_s:.3g}",
-        " and ".join(times.measured) or "nothing",
-        memory.moment,
-        _verdict(candidate, chosen=row.chosen),
-    ]
+def choice_rows(choice: Choice) -> list[list[str]]:
+    """Rows of CHOICE_COLUMNS: all candidates, the simplest first, and then the refused strategies, a row for
+    each name and rule."""
+    rows = []
+    for one in choice.candidates:
+        memory, times = one.memory, one.times
+        sizes = (memory.parameters, memory.gradients, memory.optimizer, memory.gathered, memory.buckets)
+        seconds = (times.compute, times.update, times.bubble, times.exposed)
+        rows.append(
+            [
+                one.strategy,
+                *(f"{size / MIB:,.0f}" for size in (*sizes, memory.activations, memory.total)),
+                f"{one.sent / MIB:,.1f}",
+                *(f"{value:.3g}" for value in seconds),
+                f"{1e3 * one.sample_s:.3g}",
+                " and ".join(times.measured) or "nothing",
+                memory.moment,
+                _verdict(one, chosen=one is choice.chosen),
+            ]
+        )
+    # Refusals of one strategy by one rule differ in numbers.
+    refused = grouped(((split(name)[0], why.rule), (name, why.text)) for name, why in choice.refused)
+    for [(strategy, why), *others] in refused.values():
+        more = f" and {len(others)} more" if others else ""
+        alike = "" if all(other == why for _, other in others) else ", and the like"
+        rows.append([strategy + more, *[""] * (len(CHOICE_COLUMNS) - 2), why + alike])
+    return rows
 
 
 def _verdict(candidate: StrategyCandidate, *, chosen: bool) -> str:

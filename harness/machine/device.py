@@ -386,9 +386,7 @@ def rdma_devices(folder: Path = INFINIBAND) -> list[str]:
 
 
 def rdma_warnings(
-    devices: Sequence[str],
-    library: str = "libibverbs.so.1",
-    status: Path = Path("/proc/self/status"),
+    devices: Sequence[str], library: str = "libibverbs.so.1", status: Path = Path("/proc/self/status")
 ) -> list[str]:
     """A sentence for each thing that keeps NCCL from using these RDMA devices."""
     if not devices:

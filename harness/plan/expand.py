@@ -9,19 +9,20 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace as with_fields
 
-from harness.plan.auto import AUTO, Choice, choose
-from harness.plan.lighter import lighter
+from harness.plan.auto import AUTO, Choice, choose, lighter
+from harness.plan.estimate import certain_bytes, predicted_bytes, unpredicted
 from harness.plan.points import (
     GlobalBatches,
     Reason,
     included_points,
     micro_batch_of,
+    misplaced,
     points,
+    unlinkable,
+    unsplittable,
     workloads_of,
 )
-from harness.plan.predict import certain_bytes, predicted_bytes, unpredicted
 from harness.plan.surroundings import MIB, Devices, Limit, Measured, Surroundings, devices_of
-from harness.plan.unfit import misplaced, unlinkable, unsplittable
 from results.cell import BASELINE_STRATEGY, Cell, Names, named
 from results.errors import SpecError, UsageError
 from results.notation import read_link
@@ -167,11 +168,7 @@ class _PlanBuilder:
         for work in dict.fromkeys((skip.workload, skip.batch_size, skip.scaling) for skip in lacking):
             workload, batch_size, scaling = work
             pattern = Pattern(
-                workload=workload,
-                strategy=BASELINE_STRATEGY,
-                gpus=1,
-                batch_size=batch_size,
-                scaling=scaling,
+                workload=workload, strategy=BASELINE_STRATEGY, gpus=1, batch_size=batch_size, scaling=scaling
             )
             [point] = included_points(with_fields(self._request, include=(pattern,)))
             cell = self._cell(point)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, Any, get_args
 
 from msgspec import Meta
 
-from results.cell import Checkpointing, MemoryFormat, Precision
+from results.cell import MemoryFormat, Precision
 from results.errors import GpuCountsError, UsageError, nearest
 from results.notation import gpu_counts, seconds_of
 from results.plan import Scaling
@@ -41,13 +41,13 @@ def read_names(value: str | list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text.strip() for item in texts for text in item.split(",") if text.strip()))
 
 
-def read_counts(value: int | str | list[int | str], where: str) -> tuple[int, ...]:
+def read_counts(value: int | str | list[int | str], where: str, words: str = "") -> tuple[int, ...]:
     """The distinct whole numbers of a number, a comma text or a list. Raises UsageError."""
     items = value if isinstance(value, list) else [value]
     texts = [text.strip() for item in items for text in str(item).split(",")]
     for text in texts:
         if not re.fullmatch(r"[+-]?\d{1,30}", text, re.ASCII):
-            raise UsageError(f"{where} takes {COUNTS.words}, such as 8,16, not {text!r}")
+            raise UsageError(f"{where} takes {words or COUNTS.words}, such as 8,16, not {text!r}")
     return tuple(dict.fromkeys(int(text) for text in texts))
 
 
@@ -60,10 +60,7 @@ def read_batches(value: int | str | list[int | str], where: str) -> tuple[int, .
         raise UsageError(
             f"{where} takes {BATCHES.words}: leave auto out of {','.join(words)}, or the numbers"
         )
-    try:
-        return read_counts(value, where)
-    except UsageError as error:
-        raise UsageError(str(error).replace(COUNTS.words, BATCHES.words)) from error
+    return read_counts(value, where, BATCHES.words)
 
 
 def read_gpus(value: int | str | list[int | str], where: str) -> tuple[int, ...]:
@@ -110,34 +107,22 @@ def read_job_time_s(value: float | str, where: str) -> float:
     return read_duration_s(value, where, readings="ms")
 
 
-def read_switches(value: bool | str | list[bool | str], where: str) -> tuple[bool, ...]:
-    """The distinct answers of true, false, a comma text or a list. Raises UsageError."""
-    texts = _texts(value)
-    for text in texts:
-        if text not in _SWITCHES:
-            raise UsageError(f"{where} takes {SWITCHES.words}, not {text!r}")
-    return tuple(dict.fromkeys(_SWITCHES[text] for text in texts))
+def _worded(
+    words: str, answers: Mapping[str, object], other: Callable[[str], object] | None = None
+) -> Callable[[Any, str], tuple[Any, ...]]:
+    """Make a reader of the distinct values of a comma text or a list. `answers` has the value of a word, and
+    `other` reads any other text. The reader raises UsageError with these words."""
 
+    def read(value: object, where: str) -> tuple[Any, ...]:
+        found = []
+        for text in _texts(value):
+            try:
+                found.append(answers[text] if other is None or text in answers else other(text))
+            except (KeyError, ValueError):
+                raise UsageError(f"{where} takes {words}, not {text!r}{nearest(text, answers)}") from None
+        return tuple(dict.fromkeys(found))
 
-def read_checkpointing(value: bool | str | list[bool | str], where: str) -> tuple[Checkpointing, ...]:
-    """The distinct answers: true or all, false or none, and selective. Raises UsageError."""
-    answers: dict[str, Checkpointing] = {**_SWITCHES, "all": True, "none": False, "selective": "selective"}
-    texts = _texts(value)
-    for text in texts:
-        if text not in answers:
-            raise UsageError(f"{where} takes {CHECKPOINTINGS.words}, not {text!r}{nearest(text, answers)}")
-    return tuple(dict.fromkeys(answers[text] for text in texts))
-
-
-def read_limits(value: float | str | list[float | str], where: str) -> tuple[float | None, ...]:
-    """The distinct numbers of a number, a comma text or a list; None for `none`. Raises UsageError."""
-    found: list[float | None] = []
-    for text in _texts(value):
-        try:
-            found.append(None if text == "none" else float(text))
-        except ValueError:
-            raise UsageError(f"{where} takes {LIMITS.words}, such as none,1.0, not {text!r}") from None
-    return tuple(dict.fromkeys(found))
+    return read
 
 
 def read_variables(value: str | list[str], where: str) -> tuple[tuple[str, ...], ...]:
@@ -205,10 +190,13 @@ JOB_TIME = Kind(
 TEXT = Kind("a text", "TEXT", str, lambda value, where: (value,) if value.strip() else ())
 PRECISIONS = Kind("fp32, tf32, bf16 or fp16", "NAME,...", str, NAMES.items, get_args(Precision))
 MEMORY_FORMATS = Kind("contiguous or channels_last", "NAME,...", str, NAMES.items, get_args(MemoryFormat))
-SWITCHES = Kind("true or false", "BOOL,...", str, read_switches, bare=True)
-CHECKPOINTINGS = Kind("all (true), none (false) or selective", "BOOL,...", str, read_checkpointing, bare=True)
+SWITCHES = Kind("true or false", "BOOL,...", str, _worded("true or false", _SWITCHES), bare=True)
+_KINDS = "all (true), none (false) or selective"
+_ANSWERS = {**_SWITCHES, "all": True, "none": False, "selective": "selective"}
+CHECKPOINTINGS = Kind(_KINDS, "BOOL,...", str, _worded(_KINDS, _ANSWERS), bare=True)
 VARIABLES = Kind("NAME=VALUE", "NAME=VALUE", str, read_variables, repeated=True)
-LIMITS = Kind("a number or none", "X,...", str, read_limits)
+_LIMIT = _worded("a number or none, such as none,1.0", {"none": None}, float)
+LIMITS = Kind("a number or none", "X,...", str, _LIMIT)
 SCALINGS = Kind("weak, strong or both", "NAME,...", str, NAMES.items, get_args(Scaling))
 
 
@@ -242,12 +230,7 @@ Switch = Annotated[bool | None, Kind("true or false", flag_type=bool)]
 
 
 def option(
-    help: str,
-    *,
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float = MOST,
-    heading: str = "",
+    help: str, *, ge: float | None = None, gt: float | None = None, le: float = MOST, heading: str = ""
 ) -> Meta:
     """Declare an option: its meaning, and the bounds of its numbers if `ge` or `gt` gives one.
 

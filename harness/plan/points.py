@@ -1,7 +1,7 @@
 """The points of a matrix: the product of its axes, without what is excluded, with what is included.
 
 The batch rule of a point is here, too: what one replica computes at once, under weak and under strong
-scaling.
+scaling; and why a cell makes no sense on its nodes, under its link, or with its model split.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from itertools import product
 
 import msgspec
 
-from results.cell import BASELINE_STRATEGY
-from results.errors import UsageError
-from results.plan import Pattern, Plan, Point, Request, Rule, SeriesId
-from strategies.catalog import STRATEGIES
-from workloads.catalog import MEMBERS, WORKLOADS
+from results.cell import BASELINE_STRATEGY, Cell
+from results.errors import SpecError, UsageError
+from results.parts import Unknown
+from results.plan import Pattern, Plan, Point, Request, Rule, SeriesId, placement_of
+from strategies.catalog import COLLECTIVES, STRATEGIES
+from workloads.catalog import MEMBERS, WORKLOADS, facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +156,77 @@ def micro_batch_of(batch: int, *, accumulation: int, replicas: int | None = None
         )
     shares = f"{replicas} replicas" + (f" x {accumulation} micro-batches" if accumulation > 1 else "")
     return f"a global batch of {batch} samples does not divide over {shares}"
+
+
+def unsplittable(cell: Cell) -> str | None:
+    """Why a cell's model cannot be split as its strategy wants, for the report; None if it can.
+
+    Unknown facts of a workload refuse no cell: see `unchecked`.
+    """
+    strategy = STRATEGIES.facts(cell.strategy)
+    known = facts(WORKLOADS.parse(cell.workload))
+    blocks, least = known.blocks, known.minimum_batch
+    stages = strategy.groups(cell.gpus, cell.node_size).pipeline
+    if stages > 1 and not isinstance(known.parts, Unknown) and not known.parts.chained:
+        return (
+            f"{cell.workload} is not a chain of modules, which a pipeline needs; a strategy that "
+            f"shards parameters takes any model"
+        )
+    if stages > 1 and known.uncut is not None:
+        return known.uncut
+    if not isinstance(blocks, Unknown) and (reason := strategy.unfit(cell, blocks)) is not None:
+        return reason
+    if known.batch_norm is True and cell.device == "cpu" and strategy.gathers_bf16:
+        return f"on CPU torch has no BatchNorm for {cell.strategy}: leave params=bf16 out"
+    if not isinstance(least, Unknown) and cell.micro_batch // strategy.microbatches < least:
+        return f"BatchNorm of {cell.workload} needs at least {least} samples in a microbatch"
+    tensor = strategy.groups(cell.gpus, cell.node_size).tensor
+    if tensor > 1 and not isinstance(known.heads, Unknown):
+        if not known.heads:
+            return f"{cell.workload} has no layers that tensor parallelism knows how to split"
+        uneven = next((count for count in known.heads if count % tensor), None)
+        if uneven is not None:
+            return f"{uneven} attention heads of {cell.workload} do not divide by {tensor}"
+    return None
+
+
+def unchecked(cell: Cell) -> str | None:
+    """Say which split of a cell planning cannot check, and why; None if it checks everything."""
+    strategy, known = STRATEGIES.facts(cell.strategy), facts(WORKLOADS.parse(cell.workload))
+    tensor = strategy.groups(cell.gpus, cell.node_size).tensor
+    asked = known.blocks if strategy.by_blocks else known.heads
+    if not isinstance(asked, Unknown) or not (strategy.by_blocks or tensor > 1):
+        return None
+    return f"whether {cell.strategy} can split {cell.workload} is {asked}; its ranks find out"
+
+
+def misplaced(cell: Cell, gpus_per_node: int | None) -> str | None:
+    """Why a cell makes no sense on its nodes, real or virtual; None if it does, or does not go by nodes.
+
+    Raises UsageError if the workers do not fill whole nodes.
+    """
+    real = placement_of(cell, gpus_per_node).gpus_per_node
+    size = min(cell.node_size or real, real)
+    collective, strategy = COLLECTIVES.facts(cell.collective), STRATEGIES.facts(cell.strategy)
+    if collective.by_nodes and not 1 < size < cell.gpus:
+        here = "here every rank is a node" if size == 1 else f"{cell.gpus} ranks are one node"
+        # Two nodes of two ranks are the fewest that have both.
+        way_out = "give --node-size" if cell.gpus >= 4 else "use at least 4 ranks"
+        return f"{collective.name} exchanges within nodes and across them, and {here}; {way_out}"
+    try:
+        return strategy.misplaced(strategy.groups(cell.gpus, size), size)
+    except SpecError as error:
+        return str(error)
+
+
+def unlinkable(cell: Cell) -> str | None:
+    """Why a cell's link makes no sense, as a sentence for the report; None if it does, or without a link."""
+    if cell.link_mbit_per_s is None:
+        return None
+    if cell.device != "cpu":
+        return "a link is emulated only for CPU ranks"
+    if cell.gpus == 1:
+        return f"{cell.strategy} has no network"
+    if cell.node_size is not None and cell.gpus <= cell.node_size:
+        return f"{cell.gpus} ranks are on one virtual node of {cell.node_size}: nothing goes over its link"
+    return None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
@@ -252,23 +252,6 @@ SETTINGS = (
     *("compile", "memory_format", "seed", "env"),
 )
 """Options of which several values make several settings: a plan for each combination of them."""
-Learning = Literal["same", "rounding", "changed"]
-SEARCHED: Mapping[str, tuple[Learning, tuple[Any, ...]]] = {
-    "strategy": ("same", ()),
-    "batch_size": ("changed", ()),
-    "precision": ("changed", ()),
-    "accumulation": ("same", ()),
-    "optimizer": ("changed", ()),
-    "clip_norm": ("changed", ()),
-    "activation_checkpointing": ("same", (False, "selective", True)),
-    "compile": ("rounding", (False, True)),
-    "memory_format": ("rounding", ("contiguous", "channels_last")),
-    "env": ("rounding", ()),
-    "compression": ("changed", ()),
-    "collective": ("rounding", ()),
-}
-"""The options that `bench tune` searches: whether another value leaves training the same, rounds otherwise or
-changes what is learnt; and the values that it tries by default."""
 BY_NAME = {known.name: known for known in OPTIONS}
 
 

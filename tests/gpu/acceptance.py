@@ -32,7 +32,6 @@ from typing import Any
 import msgspec
 
 from harness.launch.guarded import Guarded
-from harness.launch.machine import Machine
 from harness.launchers.campaign_call import INTERRUPTED
 from harness.machine.code import code_hash
 from harness.machine.device import visible_gpus
@@ -42,7 +41,7 @@ from harness.plan.expand import expand
 from harness.plan.request import make_requests
 from harness.plan.schedule import Progress, schedule
 from harness.plan.study_file import StudyFile
-from harness.plan.surroundings import Surroundings, devices_here
+from harness.plan.surroundings import Machine, Surroundings, devices_here
 from results.cell import Cell
 from results.errors import BenchError
 from results.outcome import Outcome

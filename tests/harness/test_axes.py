@@ -10,7 +10,6 @@ import pytest
 
 from harness import matrix
 from harness.cli import run
-from harness.plan.schedule import PlannedLaunch, schedule
 from harness.terminal.console import Console
 from results.outcome import Evidence
 
@@ -104,10 +103,3 @@ def test_the_list_has_the_collectives(capsys) -> None:
     # What must be given is said as well.
     assert re.search(r"\n  topk:\.\.\. +the share that is sent", text)
     assert re.search(r"\n  text:\.\.\. +stdlib +PATH", text)
-
-
-def test_planned_launches_share_nothing_that_the_process_is_bound_to() -> None:
-    plan = plan_of(gpus=2, collective="default,ring", link="none,1gbit")
-    launches: list[PlannedLaunch] = schedule(plan.cells, repeats=1)
-    assert sorted(len(launch.cells) for launch in launches) == [2, 2]
-    assert all(len({cell.link for cell in launch.cells}) == 1 for launch in launches)

@@ -20,12 +20,11 @@ from harness.cli import run
 from harness.jobs.documents import JobMaker
 from harness.jobs.planned import planned_jobs
 from harness.plan.schedule import schedule
-from harness.plan.study_file import BY_NAME, STUDY_FILE, StudyFile
+from harness.plan.study_file import BY_NAME, StudyFile
 from harness.plan.surroundings import Devices
 from harness.terminal.console import Console
 from harness.worker.rank.context import allocation
 from results.environment import CodeVersion
-from results.errors import UsageError
 from results.job import RunOptions
 from results.launch import JobVariables
 from results.store import Study
@@ -51,25 +50,6 @@ def test_ranks_come_from_a_file_or_a_flag(given) -> None:
     BY_NAME["trace"].check(given, "--trace")
     options = matrix.run_options(StudyFile(trace=given, tensorboard=True))
     assert (options.trace, options.tensorboard) == ((0, 3), True)
-
-
-def test_one_rank_may_be_a_bare_number_in_a_study_file(tmp_path) -> None:
-    path = tmp_path / "study.yaml"
-    path.write_text("gpus: 2\ntrace: 0\ntensorboard: true\n")
-    options = matrix.run_options(STUDY_FILE.read(path))
-    assert (options.trace, options.tensorboard) == ((0,), True)
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        ("-1", "x takes whole numbers joined by commas, at least 0 .* not -1"),
-        ("first", "x takes whole numbers joined by commas"),
-    ],
-)
-def test_a_rank_that_cannot_be_is_refused(value, words) -> None:
-    with pytest.raises(UsageError, match=words):
-        BY_NAME["trace"].check(value, "x")
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,7 @@ FAULTS = {
     128: ("kill torchrun TERM", Outcome.CANCELLED, OUTSIDE),
     256: ("diverge", Outcome.DIVERGED, "not a finite number"),
     512: ("allocate", Outcome.OUT_OF_MEMORY, "can't allocate memory"),
-    1: (
-        "exit 0",
-        Outcome.CRASHED,
-        "rank 1: the program called sys.exit(0) before the run was over",
-    ),
+    1: ("exit 0", Outcome.CRASHED, "rank 1: the program called sys.exit(0) before the run was over"),
     2: (
         "exit-now 0",
         Outcome.CRASHED,

@@ -29,17 +29,17 @@ from launching import EMPTY_PLAN, a_launch, a_result
 
 from harness import cli
 from harness.launch import preflight
-from harness.launch.command import Rendezvous, torchrun_command, worker_environment
+from harness.launch.command import torchrun_command, worker_environment
+from harness.launch.conduct import Deadline, Pace
 from harness.launch.ending import Seen, asked_to_end, judged, rank_exits
 from harness.launch.follow import LaunchState, LogTail, Pulse
-from harness.launch.machine import Machine
-from harness.launch.pace import Deadline, Pace
 from harness.launch.tally import Conditions, tally, uncounted
 from harness.machine import device
 from harness.machine.code import checkout, code_version, what_runs
 from harness.machine.device import amd_gpus, nccl_settings, other_settings
 from harness.machine.torch_devices import TorchDevices, ask_torch, torch_version
 from harness.plan.estimate import Earlier, LaunchTime
+from harness.plan.surroundings import Machine
 from harness.terminal.console import Standing
 from harness.worker.__main__ import _near
 from harness.worker.crew import _device
@@ -66,7 +66,8 @@ def test_the_command_of_several_nodes_meets_at_the_first() -> None:
     command = torchrun_command(
         a_launch(nodes=4, gpus_per_node=8),
         Path("/s/launches/L/launch.json"),
-        rendezvous=Rendezvous(node_rank=3, endpoint="n0:29500"),
+        node_rank=3,
+        endpoint="n0:29500",
         python="python",
     )
     assert " ".join(command) == (
@@ -174,12 +175,6 @@ def test_a_rank_that_raised_is_quoted_from_its_error_file(tmp_path) -> None:
     )
 
 
-def test_what_the_supervisor_did_comes_before_how_ranks_ended() -> None:
-    stopped = Ending(Outcome.HUNG, "no rank said anything for 900 s")
-    exits = (RankExit(rank=0, exit_code=None, signal="SIGTERM", message=None),)
-    assert judged(_seen(exits=exits, stopped=stopped)) == (Outcome.HUNG, "no rank said anything for 900 s")
-
-
 def _exit(rank: int, *, code: int | None = None, by: str | None = None) -> RankExit:
     return RankExit(rank=rank, exit_code=code, signal=by, message=None)
 
@@ -240,6 +235,7 @@ ENDED = "node 1: its torchrun ended with exit code 1"
         ([], _seen(exit_code=137, killed_on_a_node=("the agent of n2", "SIGKILL"), out_of_memory_kills=1),
          Outcome.OUT_OF_MEMORY,
          f"the agent of n2 was killed by SIGKILL, {KILLS} 1 process because memory ran out"),
+        ([_exit(0, by="SIGTERM")], _seen(stopped=Ending(Outcome.HUNG, "silent")), Outcome.HUNG, "silent"),
         ([], _seen(), Outcome.UNKNOWN, UNSAID),
     ],
 )  # fmt: skip
@@ -387,12 +383,7 @@ def nvml(monkeypatch) -> dict[object, int]:
     answering("MemoryInfo", lambda handle: memory)
     answering("Name", lambda handle: f"GPU of {handle}")
     answering("UUID", lambda handle: f"GPU-{handle}f00")
-    for name in (
-        "ComputeRunningProcesses",
-        "CurrentClocksThrottleReasons",
-        "TotalEccErrors",
-        "CpuAffinity",
-    ):
+    for name in ("ComputeRunningProcesses", "CurrentClocksThrottleReasons", "TotalEccErrors", "CpuAffinity"):
         answering(name, unknown)
     return fails
 
@@ -920,21 +911,6 @@ def test_the_version_of_torch_is_the_one_that_ranks_record(tmp_path, monkeypatch
 
 def _measured(code_hash: str) -> RunResult:
     environment = an_environment(
-        python=platform.python_version(),
-        torch=torch_version() or "",
-        code=CodeVersion(code_hash=code_hash),
+        python=platform.python_version(), torch=torch_version() or "", code=CodeVersion(code_hash=code_hash)
     )
     return a_result(environment=environment)
-
-
-def test_the_commit_of_a_run_is_that_of_the_users_repository(tmp_path, monkeypatch) -> None:
-    monkeypatch.delenv("BENCH_COMMIT", raising=False)
-    (tmp_path / "models").mkdir()
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
-    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
-        subprocess.run([*git, *words], check=True)
-    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
-    code, own = code_version(tmp_path / "models"), code_version().commit
-    assert (code.measured_commit, code.measured_dirty, code.commit) == (head.strip(), False, own)
-    monkeypatch.setenv("BENCH_COMMIT", "0123abcd")
-    assert code_version(tmp_path / "models").measured_commit == "0123abcd"

@@ -54,10 +54,7 @@ def test_a_launch_over_a_link_is_recorded_as_what_it_is(study) -> None:
 
 @pytest.mark.parametrize(
     ("batch", "outcome", "reason"),
-    [
-        (16, Outcome.CRASHED, "rank 1 was killed by SIGKILL"),
-        (8, Outcome.HUNG, "no rank said anything for 1"),
-    ],
+    [(16, Outcome.CRASHED, "rank 1 was killed by SIGKILL"), (8, Outcome.HUNG, "no rank said anything for 1")],
 )
 def test_a_rank_that_is_lost_or_hangs_ends_the_launch_on_all_nodes(study, batch, outcome, reason) -> None:
     (result,) = study.named(f"faulty-build-ddp-400mbit-g002-b{batch}-")

@@ -91,20 +91,6 @@ def test_replicas_end_equal_and_losses_fall_from_the_logarithm_of_ten(small_stud
             assert losses[-1] < losses[0] < 3.5
 
 
-def test_the_same_command_again_finds_nothing_to_do(small_study, bench_in) -> None:
-    study, _ = small_study
-    before = sorted(path.name for path in study.root.glob("cells/*/*/rank-*.json"))
-    again = bench_in(study.root.parent)(
-        "matrix", "--workload", "mlp", "--batch-size", "32", "--gpus", "1..2", "--device", "cpu", "--budget",
-        "0", "--block-steps", "2", "--quads", "1", "--scaling", "weak,strong", "--repeats", "2",
-        "--out", "study",
-    )  # fmt: skip
-    assert again.code == 0
-    assert "0 of 6 runs to do" in again.stderr
-    assert sorted(path.name for path in study.root.glob("cells/*/*/rank-*.json")) == before
-    assert len(study.plan_paths()) == 1
-
-
 def test_the_plan_on_disk_is_what_a_dry_run_shows(small_study, bench_in) -> None:
     study, _ = small_study
     shown = bench_in(study.root.parent)(

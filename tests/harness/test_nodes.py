@@ -113,8 +113,8 @@ def refuse(kinds):
         raise PermissionError(1, "unshare: Operation not permitted")
     unshare(kinds)
 kernel.unshare = refuse
-def command(launch, path, *, rendezvous):
-    words = f"{rendezvous.node_rank} of {launch.placement.nodes} at {rendezvous.endpoint}"
+def command(launch, path, *, node_rank, endpoint):
+    words = f"{node_rank} of {launch.placement.nodes} at {endpoint}"
     talk = f"echo {words} on $GLOO_SOCKET_IFNAME of $(cat /proc/sys/kernel/hostname)"
     return ["bash", "-c", f"{talk}; echo locked >&{sys.argv[2]}"]
 nodes.torchrun_command = command

@@ -126,6 +126,11 @@ def test_the_users_commit_is_that_of_the_folder_that_a_plan_reads_files_from(tmp
     )
     assert planned_code([plain, reading]).user_commit == head.strip()
     assert planned_code([plain]).user_commit == code_version().user_commit != head.strip()
+    (tmp_path / "models").mkdir()
+    code, own = code_version(tmp_path / "models"), code_version().commit
+    assert (code.measured_commit, code.measured_dirty, code.commit) == (head.strip(), False, own)
+    monkeypatch.setenv("BENCH_COMMIT", "0123abcd")
+    assert code_version(tmp_path / "models").measured_commit == "0123abcd"
 
 
 def test_the_code_of_a_kind_of_bench_is_all_of_its_feature(tmp_path: Path) -> None:

@@ -92,11 +92,7 @@ def test_who_asks_it_to_end_or_gives_it_no_time_gets_its_workers_ended_and_can_g
     assert scene.bench.processes() == []
     assert scene.bench.run(*scene.call("wait"), "--max-time", "1s").code == 1
     assert scene.bench.processes() == []
-    assert scene.outcomes() == [
-        (4, Outcome.OK),
-        (8, Outcome.CANCELLED),
-        (8, Outcome.TIMED_OUT),
-    ]
+    assert scene.outcomes() == [(4, Outcome.OK), (8, Outcome.CANCELLED), (8, Outcome.TIMED_OUT)]
     scene.finish()
 
 

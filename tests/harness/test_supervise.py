@@ -15,10 +15,10 @@ import pytest
 from launching import SLURM_WORDS, Shell, a_launch, until
 
 from harness.launch import supervise
+from harness.launch.conduct import Deadline
 from harness.launch.ending import who_left, write_left
 from harness.launch.follow import LaunchState, Pulse
 from harness.launch.guarded import Guarded
-from harness.launch.pace import Deadline
 from harness.launch.starter import LocalStarter, Starter
 from harness.launch.supervise import Interrupted, Supervisor, Watch
 from results.launch import Launch, Slot, rank_log_path

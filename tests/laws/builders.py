@@ -9,14 +9,13 @@ from typing import Any
 import msgspec
 
 from harness.launch.campaign import CampaignContext, LaunchMaker
-from harness.launch.machine import Machine
 from harness.launch.starter import LocalStarter
 from harness.launch.tally import Conditions, tally
 from harness.plan.expand import expand
 from harness.plan.request import make_requests
 from harness.plan.schedule import schedule
 from harness.plan.study_file import StudyFile
-from harness.plan.surroundings import Limit
+from harness.plan.surroundings import Limit, Machine
 from results.cell import Cell
 from results.environment import CodeVersion, Environment
 from results.job import RunOptions

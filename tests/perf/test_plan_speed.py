@@ -22,10 +22,7 @@ workload that is done for each cell is over it."""
 def request_of(cells: int, strategy: str = STRATEGIES[0]) -> Request:
     """A matrix of about `cells` cells over the largest model there is and a small one."""
     options = StudyFile(
-        workload="resnet101,gpt-nano",
-        strategy=strategy,
-        gpus=f"2..{cells // 8 + 1}:1",
-        batch_size="8,16",
+        workload="resnet101,gpt-nano", strategy=strategy, gpus=f"2..{cells // 8 + 1}:1", batch_size="8,16"
     )
     return a_request(options)
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from math import ceil
 
 import msgspec
 import pytest
 from builders import nano_cell, parts_of, plan_of
 from packages import install
 
-from harness.launchers.plan_text import CHOICE_COLUMNS, CHOICE_NUMERIC, choice_row
-from harness.plan import surroundings
-from harness.plan.auto import Choice, StrategyCandidate, candidate_rows, choose
+from harness.launchers.plan_text import CHOICE_COLUMNS, CHOICE_NUMERIC, choice_rows
+from harness.plan.auto import Choice, StrategyCandidate, choose, lighter
 from harness.plan.estimate import estimated_step_time
 from harness.plan.expand import auto_choices
-from harness.plan.lighter import lighter
 from harness.plan.points import Reason
-from harness.plan.surroundings import MIB, Devices, Surroundings
+from harness.plan.surroundings import MIB, SHARE, Devices, Limit, Measured, Surroundings, local_work
 from results.cell import Cell
 from results.errors import SpecError
 from results.extensions import forget_packages
@@ -26,17 +26,12 @@ from results.parts import Part
 from results.plan import Pattern, Plan
 from strategies.catalog import STRATEGIES, group_layout
 from strategies.closed_form.moments import Footprint
+from strategies.closed_form.replay import Work
 from strategies.pipeline.facts import microbatch_counts
 from strategies.predictions import footprint, traffic
 from workloads.catalog import learn
 
-HOST = Devices(cores=8, host_bytes=64 * 2**30)
-
-
-@pytest.fixture(autouse=True)
-def eight_cores(monkeypatch) -> None:
-    """A host of 8 cores and 64 GiB, whatever this one is."""
-    monkeypatch.setattr(surroundings, "devices_here", lambda: HOST)
+pytestmark = pytest.mark.usefixtures("eight_cores")
 
 
 def weighed(plan: Plan) -> Choice:
@@ -192,8 +187,7 @@ def test_an_excluded_point_is_not_chosen_for() -> None:
 def test_the_explanation_has_the_numbers_of_the_closed_forms() -> None:
     choice = weighed(plan_of(workload="llama-nano", gpus=4, strategy="auto", batch_size=8))
     parts = parts_of("llama-nano")
-    texts = [choice_row(row) for row in candidate_rows(choice)]
-    told = {text[0]: dict(zip(CHOICE_COLUMNS, text, strict=True)) for text in texts}
+    told = {row[0]: dict(zip(CHOICE_COLUMNS, row, strict=True)) for row in choice_rows(choice)}
     for candidate in choice.candidates:
         row, memory = told[candidate.strategy], footprint(candidate.cell, parts)
         sent = sum(term.wire_bytes for term in traffic(candidate.cell, parts))
@@ -375,14 +369,13 @@ def test_strategies_of_other_packages_are_weighed(tmp_path, monkeypatch) -> None
     assert [cell.strategy for cell in plan.cells] == ["elsewhere"]
     assert "single" in [candidate.strategy for candidate in choice.candidates]
     assert "cannot be imported" in dict(choice.refused)["broken"].text
-    assert "broken" in [row.strategy for row in candidate_rows(choice)]
+    assert "broken" in [row[0] for row in choice_rows(choice)]
 
 
 def test_refusals_that_differ_in_a_number_are_one_row() -> None:
     """2 samples are too few for 4, 8 and 16 stages."""
     plan = plan_of(workload="llama-1b", gpus=16, strategy="auto", batch_size=2, device="cuda")
-    texts = [choice_row(row) for row in candidate_rows(weighed(plan))]
-    told = [text for text in texts if "pipeline" in text[0] and "multiple" in text[-1]]
+    told = [text for text in choice_rows(weighed(plan)) if "pipeline" in text[0] and "multiple" in text[-1]]
     assert [(text[0], text[-1]) for text in told] == [
         (
             "pipeline:1f1b:dp=4 and 2 more",
@@ -500,6 +493,76 @@ def test_an_offloaded_strategy_takes_its_hosts_memory() -> None:
         assert candidate.fits is fits
         need = f"{4 * whole / MIB:,.0f} MiB of its host"
         verdict = f"chosen, with {need}" if fits else f"does not fit into 15,565: {need}"
-        assert choice_row(candidate_rows(choice)[0])[-1] == verdict
+        assert choice_rows(choice)[0][-1] == verdict
         if not fits:
             assert f"{need}'s 15,565" in choice.reason
+
+
+HOST = Devices(cores=8, host_bytes=64 * 2**30)
+
+
+def limit_of(room: int) -> int:
+    """MiB of a limit under which `room` bytes may be planned."""
+    return ceil((room + 64 * MIB) / (SHARE * MIB))
+
+
+def told(cell: Cell, room: int, devices: Devices = HOST) -> str | None:
+    """Return what is said of a cell whose memory may be planned up to `room` bytes."""
+    cell = msgspec.structs.replace(cell, memory_limit_mb=limit_of(room))
+    return lighter(cell, Surroundings.of(cell, devices, None))
+
+
+def size(cell: Cell) -> int:
+    return footprint(cell, parts_of(cell.workload)).total
+
+
+CELL = nano_cell("ddp", 2, micro_batch=64)
+
+
+def test_accumulation_is_named_where_it_costs_nothing() -> None:
+    words = told(CELL, size(CELL) - MIB)
+    assert words.startswith("--accumulation 2 fits by prediction")
+    quarter = msgspec.structs.replace(CELL, micro_batch=16, accumulation=4)
+    assert str(told(CELL, size(quarter) + MIB)).startswith("--accumulation 4 ")
+
+
+@pytest.mark.parametrize(
+    ("room", "options"),
+    [
+        (75_000, "--activation-checkpointing selective "),
+        (60_000, "--strategy fsdp "),
+        (50_000, "--activation-checkpointing all "),
+    ],
+)
+def test_one_sample_is_helped_by_the_cheapest_change_that_is_enough(room, options) -> None:
+    """Selective checkpointing costs least by prediction, then gathering again, then a forward pass."""
+    kept = nano_cell("fsdp:reshard=false", 8, workload="llama-7b", micro_batch=1)
+    assert str(told(kept, room * MIB)).startswith(f"{options}fits by prediction")
+
+
+def test_what_no_single_change_helps_is_not_told() -> None:
+    assert told(nano_cell("ddp", 2, micro_batch=1), 6 * MIB) is None
+
+
+def test_a_cell_that_fits_by_prediction_needs_a_change_that_saves_memory() -> None:
+    """It is asked about because it ran out of memory all the same."""
+    words = str(told(CELL, 4 * size(CELL)))
+    assert words.startswith("--accumulation 2 ")
+
+
+def test_measured_computation_goes_before_assumed_one() -> None:
+    cell = nano_cell("ddp", 2, workload="gpt2-small:seq=1024", micro_batch=4)
+    room = int(0.9 * size(cell))
+    assert str(told(cell, room)).startswith("--accumulation")
+    changed = partial(msgspec.structs.replace, cell, memory_limit_mb=limit_of(room))
+    cells = [changed(micro_batch=2, accumulation=2), changed(micro_batch=1, accumulation=4)]
+    slow = Work(forward_s=900.0, backward_s=900.0, update_s=1.0, micro_batches=2)
+    devices = replace(HOST, measured=Measured(works={local_work(one): slow for one in cells}))
+    assert str(told(cell, room, devices)).startswith("--activation-checkpointing")
+
+
+def test_a_skip_for_memory_names_it() -> None:
+    options = {"workload": "gpt2-xl", "gpus": 2, "device": "cuda", "batch_size": 1, "strategy": "fsdp"}
+    [skip] = plan_of(**options, limit=Limit(gpus=Devices(gpu_name="A10", gpu_bytes=11 * 2**30))).skips
+    assert skip.rule == "memory"
+    assert "--strategy fsdp:offload=cpu fits by prediction" in skip.reason

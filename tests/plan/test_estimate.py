@@ -8,10 +8,10 @@ from harness.plan.estimate import (
     StepTime,
     estimate,
     estimated_step_time,
+    predicted_times,
     run_parts,
     run_times,
 )
-from harness.plan.predict import predicted_times
 from harness.plan.schedule import schedule
 from harness.plan.surroundings import Devices, Surroundings
 from results.cell import StepPolicy

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Any
 
 import pytest
-from builders import a_cell, plan_of, request_of
+from builders import a_cell, a_request, plan_of, request_of
 
 from harness.plan.expand import expand
+from harness.plan.points import points
+from harness.plan.study_file import StudyFile
 from harness.plan.surroundings import Devices, Limit
 from results.errors import UsageError
 from results.plan import Pattern, Plan, Request
@@ -65,18 +68,6 @@ def test_the_example_of_the_readme_expands_as_by_hand() -> None:
     ]
     assert skipped(plan) == one_skips * 2
     assert {(s.reason, s.predicate) for s in plan.skips} == {(SINGLE, SINGLE[7:]), (DDP, DDP[4:])}
-
-
-def test_a_cell_that_two_series_share_is_planned_once() -> None:
-    plan = plan_of(workload="mlp", gpus="2,4", strategy="ddp", batch_size="8,16", scaling="weak,strong")
-    # strong 8 x 4 = 32: 16 at 2, 8 at 4; strong 16 x 4 = 64: 32 at 2, 16 at 4.
-    assert rows(plan) == [
-        ("weak", "ddp", 8, None, [(2, 8), (4, 8)]),
-        ("weak", "ddp", 16, None, [(2, 16), (4, 16)]),
-        ("strong", "ddp", 8, 32, [(2, 16), (4, 8)]),
-        ("strong", "ddp", 16, 64, [(2, 32), (4, 16)]),
-    ]
-    assert [(c.gpus, c.micro_batch) for c in plan.cells] == [(2, 8), (4, 8), (2, 16), (4, 16), (2, 32)]
 
 
 @pytest.mark.parametrize(
@@ -155,10 +146,7 @@ def test_without_a_batch_size_each_workload_has_its_own() -> None:
 def test_cells_beyond_the_machine_are_skipped_with_a_hint() -> None:
     limit = Limit(devices=2, word="cores", hint="--oversubscribe runs them emulated")
     plan = plan_of(workload="mlp", gpus="1..8", strategy="single,ddp", batch_size=8, limit=limit)
-    assert rows(plan) == [
-        ("weak", "single", 8, None, [(1, 8)]),
-        ("weak", "ddp", 8, None, [(2, 8)]),
-    ]
+    assert rows(plan) == [("weak", "single", 8, None, [(1, 8)]), ("weak", "ddp", 8, None, [(2, 8)])]
     reasons = {(s.strategy, s.gpus): s.reason for s in plan.skips}
     assert reasons["ddp", 4] == "needs 4, this machine has 2 cores; --oversubscribe runs them emulated"
     assert reasons["single", 4] == SINGLE
@@ -255,15 +243,6 @@ def test_a_link_goes_between_whole_virtual_nodes() -> None:
     ]
 
 
-def test_without_a_node_size_every_rank_is_a_node_under_a_link() -> None:
-    plan = plan_of(workload="mlp", gpus="2,3", strategy="ddp", batch_size=8, link="none,1gbit")
-    assert axes(plan) == [
-        ("ddp", "none", "default", "none", [2, 3]),
-        ("ddp", "none", "default", "1gbit", [2, 3]),
-    ]
-    assert plan.virtual_cells == {cell.id for cell in plan.cells if cell.link_mbit_per_s}
-
-
 def test_a_link_is_for_cpu_ranks_and_the_cores_limit_it_like_any_cell() -> None:
     call = {"workload": "mlp", "gpus": "2,4", "strategy": "ddp", "batch_size": 8, "link": "none,1gbit"}
     cuda = plan_of(device="cuda", **call)
@@ -285,13 +264,6 @@ def test_where_no_link_can_be_made_cells_under_one_are_skipped_with_the_reason()
     assert reasons["single", 1] == "single has no network"
 
 
-def test_strong_scaling_over_a_link_keeps_the_same_global_batch() -> None:
-    plan = plan_of(
-        workload="mlp", gpus="2,4", strategy="ddp", batch_size=8, scaling="strong", link="none,1gbit"
-    )
-    assert [(s.link, s.global_batch) for s in plan.series] == [("none", 32), ("1gbit", 32)]
-
-
 def test_a_data_set_that_fits_one_workload_skips_the_other() -> None:
     plan = plan_of(workload="mlp,gpt-nano", gpus=1, strategy="single", dataset="digits")
     assert [c.workload for c in plan.cells] == ["mlp"]
@@ -308,13 +280,8 @@ def test_an_excluded_point_is_a_skip_that_says_so() -> None:
         batch_size="8,16",
         exclude=[Pattern(gpus=4, batch_size=16)],
     )
-    assert rows(plan) == [
-        ("weak", "ddp", 8, None, [(2, 8), (4, 8)]),
-        ("weak", "ddp", 16, None, [(2, 16)]),
-    ]
-    assert skipped(plan) == [
-        ("weak", "ddp", 16, 4, "excluded by the study file: gpus 4, batch_size 16"),
-    ]
+    assert rows(plan) == [("weak", "ddp", 8, None, [(2, 8), (4, 8)]), ("weak", "ddp", 16, None, [(2, 16)])]
+    assert skipped(plan) == [("weak", "ddp", 16, 4, "excluded by the study file: gpus 4, batch_size 16")]
 
 
 def test_an_included_point_joins_its_series_and_is_never_excluded() -> None:
@@ -377,7 +344,8 @@ def test_what_holds_for_all_cells_reaches_each() -> None:
         clip_norm=1.0,
         seed=7,
         optimizer="adamw",
-        activation_checkpointing=True,
+        selective_checkpointing=True,
+        memory_limit_mb=64,
         compile=True,
         quads=2,
     )
@@ -385,8 +353,7 @@ def test_what_holds_for_all_cells_reaches_each() -> None:
     for cell in plan.cells:
         assert (cell.precision, cell.clip_norm, cell.seed) == ("bf16", 1.0, 7)
         assert (cell.optimizer, cell.steps.quads) == ("adamw", 2)
-        assert cell.activation_checkpointing
-        assert cell.compile
+        assert (cell.activation_checkpointing, cell.memory_limit_mb, cell.compile) == ("selective", 64, True)
 
 
 @pytest.mark.parametrize(
@@ -427,17 +394,6 @@ def test_ranks_that_cannot_be_grouped_or_split_are_skipped_with_the_reason() -> 
         ("tp", 3, "4 attention heads of gpt-nano do not divide by 3"),
         ("tp", 8, "4 attention heads of gpt-nano do not divide by 8"),
     ]
-
-
-def test_a_memory_limit_and_selective_checkpointing_are_of_every_cell() -> None:
-    plain = plan_of(workload="gpt-nano", gpus=2, strategy="ddp,fsdp")
-    plan = plan_of(
-        workload="gpt-nano", gpus=2, strategy="ddp,fsdp", memory_limit_mb=64, selective_checkpointing=True
-    )
-    assert {(cell.memory_limit_mb, cell.activation_checkpointing) for cell in plan.cells} == {
-        (64, "selective")
-    }
-    assert not {cell.id for cell in plan.cells} & {cell.id for cell in plain.cells}
 
 
 def test_two_kinds_of_checkpointing_at_once_are_refused() -> None:
@@ -481,3 +437,36 @@ def test_no_baseline_is_planned_that_is_not_lacking(asked) -> None:
     request = Request(**{"workloads": ("mlp",), "gpus": (1, 2), "strategies": ("ddp",), **asked})
     plan = expand(request, study="s", created_at="", baseline=True)
     assert plan == expand(request, study="s", created_at="")
+
+
+def test_an_exclude_that_no_point_has_is_refused_with_what_there_is() -> None:
+    options = StudyFile(workload="mlp", gpus="1,2", device="cpu", exclude=[Pattern(workload="resnet101")])
+    request = a_request(options)
+    with pytest.raises(UsageError, match=r"exclude\[0\]: no point .* workload resnet101; it has mlp"):
+        list(points(request))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        (Pattern(collective="tree"), "no point of the matrix has collective tree; it has default, ring"),
+        (Pattern(link="100mbit"), "link 100mbit; it has none, 1gbit"),
+    ],
+)
+def test_collectives_and_links_can_be_excluded_where_they_are(pattern, message) -> None:
+    options = StudyFile(gpus=2, device="cpu", collective="default,ring", link="none,1gbit", exclude=[pattern])
+    request = a_request(options)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        list(points(request))
+
+
+def test_an_included_point_is_plain_unless_it_says_otherwise() -> None:
+    base = {"workload": "mlp", "strategy": "ddp", "gpus": 3, "batch_size": 8}
+    include = [Pattern(**base), Pattern(**base, collective="ring", link="1gbit", compression="bf16")]
+    options = StudyFile(workload="mlp", gpus=2, strategy="ddp", batch_size=8, device="cpu", include=include)
+    request = a_request(options)
+    found = [point for point, _ in points(request) if point.gpus == 3]
+    assert [(point.compression, point.collective, point.link) for point in found] == [
+        ("none", "default", "none"),
+        ("bf16", "ring", "1gbit"),
+    ]

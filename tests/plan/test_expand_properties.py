@@ -116,21 +116,3 @@ def test_weak_keeps_the_batch_of_a_replica_and_strong_the_global_one(request) ->
             assert {cell.batch_per_replica for cell in members} == {series.batch_size}
         else:
             assert {cell.global_batch for cell in members} == {series.batch_size * max(request.gpus)}
-
-
-@settings(max_examples=50)
-@given(first=REQUESTS, second=REQUESTS)
-def test_a_study_has_one_global_batch_for_a_workload_and_batch_size(first, second) -> None:
-    one = planned(first)
-    two = planned(second, earlier=(one,))
-    fixed: dict[tuple[str, int], int | None] = {}
-    for series in (*one.series, *two.series):
-        if series.kind == "strong":
-            key = (series.workload, series.batch_size)
-            assert fixed.setdefault(key, series.global_batch) == series.global_batch
-
-
-@settings(max_examples=30)
-@given(request=REQUESTS)
-def test_the_same_request_gives_the_same_plan(request) -> None:
-    assert planned(request) == planned(request)

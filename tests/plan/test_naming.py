@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from builders import a_request, request_of
 
-from harness.plan.naming import default_name, study_name
+from harness.plan.request import default_name, study_name
 from harness.plan.study_file import StudyFile
 from results.errors import UsageError
 

@@ -80,21 +80,9 @@ BATCHES = "takes auto, or whole numbers joined by commas, at least 1 and at most
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        (
-            "batch_size",
-            0,
-            f"{BATCHES}, not 0",
-        ),
-        (
-            "batch_size",
-            "8,-2",
-            f"{BATCHES}, not -2",
-        ),
-        (
-            "batch_size",
-            10**12,
-            f"{BATCHES}, not 1000000000000",
-        ),
+        ("batch_size", 0, f"{BATCHES}, not 0"),
+        ("batch_size", "8,-2", f"{BATCHES}, not -2"),
+        ("batch_size", 10**12, f"{BATCHES}, not 1000000000000"),
         ("time", "120", "120 has no unit: write 120m for minutes or 120s for seconds"),
         ("time", 7200.0, "7200 has no unit: write 7200m for minutes or 7200s for seconds"),
         ("repeats", 0, "takes a whole number, at least 1 and at most 1000, not 0"),
@@ -103,16 +91,8 @@ BATCHES = "takes auto, or whole numbers joined by commas, at least 1 and at most
         ("seed", -1, "takes whole numbers joined by commas, at least 0 and at most 4294967295, not -1"),
         ("precision", "fp32,bf17", "takes fp32, tf32, bf16 or fp16, not 'bf17' (did you mean 'bf16'?)"),
         ("target", float("nan"), "takes a number, at least 0 and at most 1, not nan"),
-        (
-            "budget",
-            float("inf"),
-            f"takes {DURATION.words}, at least 0 and at most 1000000000, not inf",
-        ),
-        (
-            "max_time",
-            "0s",
-            f"takes {DURATION.words}, more than 0 and at most 1000000000, not '0s'",
-        ),
+        ("budget", float("inf"), f"takes {DURATION.words}, at least 0 and at most 1000000000, not inf"),
+        ("max_time", "0s", f"takes {DURATION.words}, more than 0 and at most 1000000000, not '0s'"),
         ("precision", "fp8", "takes fp32, tf32, bf16 or fp16, not 'fp8'"),
         ("rerun", "all", "takes failed, not 'all'"),
         ("scaling", "weak,sideways", "takes weak, strong or both, not 'sideways'"),

@@ -10,15 +10,11 @@ import pytest
 from builders import plan_of
 
 from harness.launchers.plan_text import plan_header
-from harness.plan import surroundings
-from harness.plan.surroundings import Devices, Limit
+from harness.plan.surroundings import Limit
 from harness.terminal.console import Console
 from results.store import Study
 
-
-@pytest.fixture(autouse=True)
-def eight_cores(monkeypatch) -> None:
-    monkeypatch.setattr(surroundings, "devices_here", lambda: Devices(cores=8, host_bytes=64 * 2**30))
+pytestmark = pytest.mark.usefixtures("eight_cores")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from builders import an_environment, nano_cell, parts_of
 
 from harness.plan import surroundings
-from harness.plan.predict import StepTimes, predicted_bytes, predicted_times, unpredicted
+from harness.plan.estimate import StepTimes, predicted_bytes, predicted_times, unpredicted
 from harness.plan.surroundings import Devices, Measured, Surroundings
 from results.cell import Cell
 from results.network import Measurement, NetworkFacts, NetworkTable

@@ -6,7 +6,7 @@ from builders import request_of
 
 from results.cell import StepPolicy
 from results.errors import UsageError
-from results.plan import Pattern, Request
+from results.plan import Pattern
 
 
 def test_a_bare_call_on_a_cpu_gets_the_defaults_of_the_design() -> None:
@@ -78,8 +78,9 @@ def test_virtual_nodes_that_fit_real_ones_pass(size, per_node) -> None:
 
 
 def test_the_step_policy_takes_what_is_given() -> None:
-    request = request_of(gpus=1, budget="1m", target=0.1, block_steps=3, quads=0)
-    assert request.steps == StepPolicy(budget_s=60.0, target=0.1, block_steps=3, quads=0)
+    request = request_of(gpus=1, budget="1m", target=0.1, warmup_steps=20, block_steps=3, quads=0)
+    policy = StepPolicy(budget_s=60.0, target=0.1, warmup_max_steps=20, block_steps=3, quads=0)
+    assert request.steps == policy
 
 
 REAL_HOSTS = "--gpus-per-node 4 describes real hosts, but --link connects virtual nodes of one host"
@@ -146,8 +147,3 @@ def test_patterns_are_canonical() -> None:
 )
 def test_a_folder_is_kept_only_where_something_is_read_from_it(tmp_path, options, needed) -> None:
     assert request_of(gpus=1, **options).source_folder == (str(tmp_path) if needed else None)
-
-
-def test_a_request_survives_its_file() -> None:
-    request = request_of(gpus="1..4", scaling="weak,strong", exclude=[Pattern(gpus=4)], budget="5s")
-    assert msgspec.json.decode(msgspec.json.encode(request), type=Request) == request

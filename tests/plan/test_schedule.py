@@ -29,23 +29,6 @@ def runs(launches: list[PlannedLaunch]) -> list[tuple[int, str]]:
     return [(launch.repeat, cell.id) for launch in launches for cell in launch.cells]
 
 
-def test_each_repeat_visits_every_placement_once() -> None:
-    launches = schedule(CELLS, repeats=3)
-    assert [launch.repeat for launch in launches] == [1] * 4 + [2] * 4 + [3] * 4
-    for repeat in (1, 2, 3):
-        assert sorted(visits(launches, repeat)) == [1, 2, 4, 8]
-    assert all(len(launch.cells) == 3 for launch in launches)
-
-
-def test_an_even_repeat_goes_backwards_through_the_one_before() -> None:
-    launches = schedule(CELLS, repeats=4)
-    assert visits(launches, 2) == visits(launches, 1)[::-1]
-    assert visits(launches, 4) == visits(launches, 3)[::-1]
-    first = [id for repeat, id in runs(launches) if repeat == 1]
-    second = [id for repeat, id in runs(launches) if repeat == 2]
-    assert second == first[::-1]
-
-
 def test_a_new_pair_of_repeats_draws_a_new_order() -> None:
     launches = schedule(CELLS, repeats=40)
     orders = {tuple(visits(launches, repeat)) for repeat in range(1, 41, 2)}

@@ -25,16 +25,9 @@ from harness.plan.options import (
     VARIABLES,
     PlanOption,
 )
-from harness.plan.study_file import (
-    BY_NAME,
-    OPTIONS,
-    STUDY_FILE,
-    StudyFile,
-    by_heading,
-    check_values,
-)
+from harness.plan.study_file import BY_NAME, OPTIONS, STUDY_FILE, StudyFile, by_heading, check_values
 from results.errors import UsageError
-from results.plan import Pattern, Request
+from results.plan import Request
 from results.value_types import bounds
 
 WHAT_IT_IS = "a study file holds `option: value` lines, such as gpus: 1..8"
@@ -69,91 +62,6 @@ def test_help_and_the_page_of_options_list_each_option_under_its_heading() -> No
             assert [one.flag for one in options if f"{one.flag}" not in text[begin:end]] == []
         assert at == sorted(at)
     assert shown.index("--dry-run") < shown.index("What is run:\n") < shown.index("--tensorboard")
-
-
-def test_every_option_can_stand_in_a_study_file(tmp_path) -> None:
-    text = """
-    name: nightly
-    workload: [resnet18, gpt-nano]
-    gpus: 1..4
-    strategy: single,ddp:bucket_mb=50
-    compression: none,topk:0.010
-    collective: [default, ring]
-    link: [none]
-    batch_size: [8, 16]
-    global_batch_size: 64
-    scaling: [weak, strong]
-    baseline: false
-    proof: report
-    repeats: 5
-    until: certain
-    dataset: synthetic
-    device: cpu
-    backend: gloo
-    precision: bf16
-    accumulation: 2
-    optimizer: adamw:lr=1e-3
-    clip_norm: 1
-    activation_checkpointing: selective
-    selective_checkpointing: true
-    memory_limit_mb: 4096
-    compile: yes
-    memory_format: contiguous
-    seed: 7
-    env: [NCCL_ALGO=Ring]
-    gpus_per_node: 2
-    node_size: 1
-    budget: 30s
-    target: 0.05
-    warmup_steps: 20
-    block_steps: 4
-    quads: 3
-    launcher: local
-    site: cluster.yaml
-    partition: gpu
-    account: me
-    qos: normal
-    cpus_per_gpu: 8
-    time: 2h
-    jobs_per_cell: true
-    feed: wait
-    scripts: true
-    max_gpu_hours: 100
-    report_job: true
-    apply: false
-    kind: job
-    hang_after: 5m
-    retries: 1
-    prune: false
-    keep_unfit: false
-    isolation: cell
-    oversubscribe: false
-    max_time: 2h
-    rerun: failed
-    require: all
-    trace: [0, 3]
-    tensorboard: true
-    out: runs/nightly
-    include: [{workload: mlp, strategy: ddp, gpus: 8, batch_size: 4}]
-    exclude: [{gpus: 4, scaling: strong}]
-    """
-    options = STUDY_FILE.read(written(tmp_path, text))
-    assert [key for key in StudyFile.__struct_fields__ if getattr(options, key) is None] == []
-    request = a_request(options, source_folder=tmp_path)
-    assert request.workloads == ("resnet18", "gpt-nano")
-    assert request.gpus == (1, 2, 4)
-    assert request.strategies == ("single", "ddp:bucket_mb=50.0")
-    assert request.compressions == ("none", "topk:0.01")
-    assert (request.collectives, request.links, request.node_size) == (("default", "ring"), ("none",), 1)
-    assert request.batch_sizes == (8, 16)
-    assert request.global_batch_sizes == (64,)
-    assert request.scalings == ("weak", "strong")
-    assert (request.repeats, request.accumulation, request.seed, request.gpus_per_node) == (5, 2, 7, 2)
-    assert (request.precision, request.clip_norm, request.compile) == ("bf16", 1.0, True)
-    assert (request.steps.warmup_max_steps, request.steps.block_steps) == (20, 4)
-    assert (request.steps.budget_s, request.steps.target, request.steps.quads) == (30.0, 0.05, 3)
-    assert (request.activation_checkpointing, request.memory_limit_mb) == ("selective", 4096)
-    assert request.exclude == (Pattern(gpus=4, scaling="strong"),)
 
 
 @pytest.mark.parametrize("gpus", ["1..4", "[1, 2, 4]", "1,2,4", "[1, '2..4']"])

@@ -10,8 +10,8 @@ from builders import a_cell, a_request
 from torch import Tensor
 
 from harness.plan.expand import expand
+from harness.plan.points import misplaced, unsplittable
 from harness.plan.study_file import StudyFile
-from harness.plan.unfit import misplaced, unsplittable
 from results.cell import Cell
 from results.spec import Catalog, Entry
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES

@@ -23,7 +23,7 @@ from harness.features.gate.records.baseline import (
 )
 from harness.features.gate.reduce import NOT_RUN, read_pytest_benchmark, reduce_study
 from harness.features.gate.text import figure_text
-from harness.plan.naming import fresh_studies
+from harness.plan.request import fresh_studies
 from harness.reporting.studies import read_results, warn_of_lost_runs
 from harness.terminal.console import Console
 from reports.analysis.pooling import differing

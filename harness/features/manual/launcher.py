@@ -12,13 +12,13 @@ from typing import Annotated
 import msgspec
 
 from harness.launch.campaign import CampaignContext, LaunchMaker
-from harness.launch.command import Rendezvous, shell_line, torchrun_command
-from harness.launch.machine import Machine
+from harness.launch.command import shell_line, torchrun_command
 from harness.launch.starter import LocalStarter
 from harness.launch.tally import Conditions, study_tally
 from harness.launchers.campaign_call import show_plan
 from harness.launchers.launcher import Launcher, LauncherCall, MatrixCall, WorkerHosts
 from harness.machine.code import checkout
+from harness.plan.surroundings import Machine
 from results.catalogue.gpus import require_known
 from results.environment import CodeVersion
 from results.errors import bench_call
@@ -120,8 +120,8 @@ class ManualCall(LauncherCall):
 
 def typed_line(launch: Launch, path: Path) -> str:
     """The line to type on every host, with words instead of the host's number and of node 0's address."""
-    rendezvous = Rendezvous(node_rank="NODE_RANK", endpoint="HOST:PORT")
-    return shell_line(launch, torchrun_command(launch, path, rendezvous=rendezvous, python="python"))
+    told = torchrun_command(launch, path, node_rank="NODE_RANK", endpoint="HOST:PORT", python="python")
+    return shell_line(launch, told)
 
 
 def _waits(study: Study, launch: Launch, code: CodeVersion, options: RunOptions) -> bool:

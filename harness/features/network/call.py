@@ -11,13 +11,13 @@ from harness.features.network.derivation import network_table
 from harness.features.network.nccl_tests import read_nccl_tests
 from harness.features.network.order import NetworkOrder
 from harness.features.network.section import summary_table
-from harness.launch.machine import Machine
 from harness.launchers.launcher import JobLauncher
 from harness.launchers.registry import launcher
 from harness.matrix import Matrix
 from harness.plan.launchers import DEFAULT
 from harness.plan.options import read_duration_s, read_gpus, read_names
 from harness.plan.study_file import StudyFile, merge
+from harness.plan.surroundings import Machine
 from harness.reporting.assumptions import CostFlags
 from harness.reporting.reading import place_words
 from harness.reporting.report import write_report

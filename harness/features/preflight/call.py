@@ -10,13 +10,13 @@ import msgspec
 from harness.features.preflight.section import node_names, node_table
 from harness.features.preflight.verdict import PREFLIGHT, PREFLIGHT_FILE, Verdict, judge
 from harness.launch.conduct import Conduct
-from harness.launch.machine import Machine
 from harness.launchers.jobs import job_statuses
 from harness.launchers.launcher import MatrixCall
 from harness.launchers.registry import launcher
 from harness.matrix import Matrix, run_options
 from harness.plan.launchers import DEFAULT
 from harness.plan.study_file import StudyFile
+from harness.plan.surroundings import Machine
 from harness.terminal.console import Console
 from reports.text import devices
 from results import files

@@ -13,7 +13,7 @@ from harness.features.project.project import projected_series
 from harness.features.project.records import PROJECTION, Projection, digest, projection_path
 from harness.features.project.refusals import Outside
 from harness.features.project.replays import Replayer, measured_gbps, other_network
-from harness.plan.predict import predicted_bytes
+from harness.plan.estimate import predicted_bytes
 from harness.plan.surroundings import Devices, Surroundings
 from harness.reporting.assumptions import CostFlags
 from harness.reporting.report import command_lines

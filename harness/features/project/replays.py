@@ -14,7 +14,7 @@ from harness.features.project import series
 from harness.features.project.laws import FARTHEST
 from harness.features.project.recorded import Stragglers, recorded_buckets
 from harness.features.project.series import Replayed, Replays
-from harness.plan.predict import predicted_times
+from harness.plan.estimate import predicted_times
 from harness.plan.surroundings import Devices, Measured, Surroundings
 from reports.analysis.figures import CellFigures
 from reports.analysis.study import StudyFigures

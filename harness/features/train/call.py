@@ -16,10 +16,9 @@ from harness.launchers.launcher import JobLauncher
 from harness.launchers.registry import launcher, launchers
 from harness.matrix import Matrix
 from harness.plan.launchers import DEFAULT
-from harness.plan.naming import plain_name
-from harness.plan.points import workloads_of
+from harness.plan.points import unsplittable, workloads_of
+from harness.plan.request import plain_name
 from harness.plan.study_file import OPTIONS, StudyFile
-from harness.plan.unfit import unsplittable
 from harness.reporting.assumptions import CostFlags
 from harness.reporting.report import write_report
 from harness.reporting.studies import read_figures

@@ -16,8 +16,7 @@ from harness.features.train.files import checkpoints_folder, weights_path
 from harness.features.train.log import training_log
 from harness.features.train.order import TrainOrder, larger_is_better
 from harness.features.train.progress import TrainingPace
-from harness.launch.conduct import Conduct, Progress
-from harness.launch.pace import Deadline
+from harness.launch.conduct import Conduct, Deadline, Progress
 from harness.plan.estimate import LaunchTime
 from harness.plan.schedule import PlannedLaunch
 from harness.terminal.console import Console, ProgressLine

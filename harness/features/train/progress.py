@@ -9,8 +9,8 @@ from contextlib import suppress
 
 from harness.features.train.files import log_path
 from harness.features.train.log import SavedCheckpoint, Started, Steps, TrainingLog, Validated, rows_of
+from harness.launch.conduct import Deadline, seconds_text
 from harness.launch.follow import LaunchState, LogTail
-from harness.launch.pace import Deadline, seconds_text
 from harness.terminal.console import ProgressLine, Standing
 from results.files import Content
 from results.run import RunResult

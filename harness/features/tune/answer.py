@@ -8,8 +8,7 @@ from statistics import fmean
 import msgspec
 
 from harness.features.tune.records import Contribution, Tuning, TuningAnswer
-from harness.features.tune.space import Candidate, Space, call_words, differing
-from harness.plan.study_file import SEARCHED
+from harness.features.tune.space import SEARCHED, Candidate, Space, call_words, differing
 from reports.analysis.effect import SMALLEST_EFFECT, sides
 from reports.analysis.pooling import pool
 from reports.text import count, metric, number

@@ -46,8 +46,8 @@ from harness.machine.device import cpu_model, visible_gpus
 from harness.matrix import Matrix, signals_are_ctrl_c
 from harness.plan.auto import AUTO
 from harness.plan.estimate import STARTUP_S, StepTime, run_times
-from harness.plan.naming import plain_name
 from harness.plan.options import read_duration_s
+from harness.plan.request import plain_name
 from harness.plan.study_file import BY_NAME, StudyFile
 from reports.text import count, duration, number
 from results import files

@@ -11,17 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from harness.features.tune.records import TunedSetting, told
 from harness.plan.auto import AUTO
-from harness.plan.estimate import estimated_step_time
+from harness.plan.estimate import certain_bytes, estimated_step_time
 from harness.plan.expand import base_cell, expand
 from harness.plan.points import micro_batch_of
-from harness.plan.predict import certain_bytes
-from harness.plan.study_file import BY_NAME, SEARCHED, StudyFile, by_heading, check_values, merge
+from harness.plan.study_file import BY_NAME, StudyFile, by_heading, check_values, merge
 from harness.plan.surroundings import MIB, Devices, Limit, Surroundings, devices_here
 from results.cell import Cell, StepPolicy
 from results.errors import UsageError
@@ -33,6 +32,23 @@ from strategies.catalog import STRATEGIES, group_layout
 from strategies.facts import AutoPoint
 from workloads.catalog import MEMBERS, WORKLOADS, facts
 
+Learning = Literal["same", "rounding", "changed"]
+SEARCHED: Mapping[str, tuple[Learning, tuple[Any, ...]]] = {
+    "strategy": ("same", ()),
+    "batch_size": ("changed", ()),
+    "precision": ("changed", ()),
+    "accumulation": ("same", ()),
+    "optimizer": ("changed", ()),
+    "clip_norm": ("changed", ()),
+    "activation_checkpointing": ("same", (False, "selective", True)),
+    "compile": ("rounding", (False, True)),
+    "memory_format": ("rounding", ("contiguous", "channels_last")),
+    "env": ("rounding", ()),
+    "compression": ("changed", ()),
+    "collective": ("rounding", ()),
+}
+"""The options that `bench tune` searches: whether another value leaves training the same, rounds otherwise or
+changes what is learnt; and the values that it tries by default."""
 MOST_POINTS, MOST_SETTINGS = 20_000, 2_000
 """A larger space is refused: to plan more points takes minutes, and to weigh more settings gigabytes."""
 _SHARES = (1.0, 2.0, 4.0, 0.5, 8.0, 0.25)

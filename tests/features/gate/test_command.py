@@ -22,7 +22,7 @@ from harness.features.gate.prune import Origins, candidates, named_studies, remo
 from harness.features.gate.records.baseline import BASELINE
 from harness.features.gate.records.paired import PAIR, PAIRED_CALL, Pair, PairedCall, PairedCell, PairedSide
 from harness.launchers import nights
-from harness.plan.naming import fresh_study
+from harness.plan.request import fresh_study
 from harness.plan.study_file import StudyFile
 from results.environment import CodeVersion
 from results.files import study_lock

@@ -36,8 +36,8 @@ from harness.features.train.worker.rules import (
     row_steps,
     total_steps,
 )
+from harness.launch.conduct import Deadline
 from harness.launch.follow import LaunchState
-from harness.launch.pace import Deadline
 from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile
 from harness.terminal.console import Standing
