@@ -217,7 +217,7 @@ class Quads(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         blocks = ("on_first_ns", "off_first_ns", "off_second_ns", "on_second_ns")
-        _require_alike("blocks of the quads", {name: getattr(self, name) for name in blocks})
+        _require_alike("columns of the quads", {name: getattr(self, name) for name in blocks})
         off = 2 * len(self.on_first_ns)
         if self.off_step_ns and len(self.off_step_ns) != self.steps * off:
             raise ValueError(f"the off blocks have {len(self.off_step_ns)} steps, not {self.steps * off}")
