@@ -188,6 +188,13 @@ class Tally:
         self.inferred |= set(new)
         return new
 
+    def close_failed(self, results: Sequence[RunResult]) -> None:
+        """Close the cells whose last run failed by its own fault."""
+        last = {result.cell_id: result.outcome for result in results if self.allows(result)}
+        for cell, outcome in last.items():
+            if outcome is not Outcome.OK and not outcome.runs_again and not self.ok_runs.get(cell):
+                self.close(cell, outcome)
+
 
 def study_tally(
     study: Study, plan: Plan, results: Sequence[RunResult], conditions: Conditions, options: RunOptions
@@ -208,10 +215,8 @@ def study_tally(
         return so_far
     for result in counted:
         so_far.take(result)
-    last = {result.cell_id: result.outcome for result in counted if so_far.allows(result)}
-    for cell, outcome in last.items() if not options.rerun_failed else ():
-        if outcome is not Outcome.OK and not outcome.runs_again and not so_far.ok_runs.get(cell):
-            so_far.close(cell, outcome)
+    if not options.rerun_failed:
+        so_far.close_failed(counted)
     return so_far
 
 
