@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 
 from harness.launch.check import can_check, check, check_request, count_own_parts
-from harness.launch.conduct import conduct_of
 from harness.launch.preflight import (
     amd_only,
     link_obstacle,
@@ -22,7 +21,7 @@ from harness.launch.preflight import (
     require_tensorboard,
 )
 from harness.launch.supervise import ending_signals, handled
-from harness.launch.tally import Tally, study_tally, tally, uncounted
+from harness.launch.tally import Tally, study_tally, uncounted
 from harness.launchers.launcher import LauncherCall, MatrixCall
 from harness.launchers.registry import launcher, launchers
 from harness.machine.code import planned_code
@@ -551,10 +550,8 @@ class Matrix:
         figures = Reading(study=study, figures=figures, console=self._console).with_added()
         if report:
             write_report(study, figures, self._console)
-        results = study.review().counted(results)
         conditions = self._call.conditions(planned_code([plan]))
-        by_kind = conduct_of(plan).done(study)
-        done = tally(results, plan, conditions, rerun_failed=True, done=by_kind).ok_runs
+        done = study_tally(study, plan, results, conditions, RunOptions()).ok_runs
         missing = sum(done.get(cell.id, 0) < plan.wanted(cell.id) for cell in plan.cells)
         if missing:
             incomplete = f"{count(missing, 'cell')} of {len(plan.cells)} without all runs"

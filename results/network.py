@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -122,17 +122,9 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, key: Key, median_s: float, low_s: float, high_s: float, runs: int) -> Measurement:
-        collective, payload, ranks, nodes = key
-        return cls(
-            collective=collective,
-            payload_bytes=payload,
-            ranks=ranks,
-            nodes=nodes,
-            median_s=median_s,
-            low_s=low_s,
-            high_s=high_s,
-            runs=runs,
-        )
+        values = (*key, median_s, low_s, high_s, runs)
+        fields: dict[str, Any] = dict(zip(cls.__struct_fields__, values, strict=True))
+        return cls(**fields)
 
     def __post_init__(self) -> None:
         if not self.low_s <= self.median_s <= self.high_s < math.inf:

@@ -10,6 +10,7 @@ of steps that a proof checks, and its limits, are declared here for ranks and fo
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -26,6 +27,13 @@ RECORDED_STEPS = 20
 """The approximate number of recorded steps, in whole periods, after one period that is not kept."""
 MOST_OPERATIONS = 4000
 """Rows of `Operations` in one record: about 120 KiB. A step with more than this is not recorded."""
+
+
+def _require_alike(what: str, columns: Mapping[str, Sequence[object] | None]) -> None:
+    """Raises ValueError if the columns that are there differ in length."""
+    lengths = {name: len(values) for name, values in columns.items() if values is not None}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"the {what} differ in length: {lengths}")
 
 
 class Operations(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,9 +63,7 @@ class Operations(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         columns = ("step", "name", "group", "payload_bytes", "issued_ns", "duration_ns")
-        lengths = {name: len(getattr(self, name)) for name in columns}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"the columns of the operations differ in length: {lengths}")
+        _require_alike("columns of the operations", {name: getattr(self, name) for name in columns})
 
 
 class KernelTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,12 +96,8 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     kernels: KernelTimes | None = None
 
     def __post_init__(self) -> None:
-        lists = ("blocked_ns", "dispatch_ns", "exchange_cpu_ns", "bubble_ns")
-        lengths = {name: len(values) for name in lists if (values := getattr(self, name)) is not None}
-        if any(length != len(self.step_ns) for length in lengths.values()):
-            raise ValueError(
-                f"`step_ns` has {len(self.step_ns)} steps, and other columns have other lengths: {lengths}"
-            )
+        columns = ("step_ns", "blocked_ns", "dispatch_ns", "exchange_cpu_ns", "bubble_ns")
+        _require_alike("columns of the recorded steps", {name: getattr(self, name) for name in columns})
 
 
 class Buckets(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,11 +142,7 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
     """The energy of the device over the window, by its counter; None for a device without a counter."""
 
     def __post_init__(self) -> None:
-        lengths = {name: len(values) for name, values in self.series.items()}
-        if any(length != len(self.at_ms) for length in lengths.values()):
-            raise ValueError(
-                f"`at_ms` has {len(self.at_ms)} samples, and series have other lengths: {lengths}"
-            )
+        _require_alike("series of the telemetry", {"at_ms": self.at_ms, **self.series})
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,20 +216,13 @@ class Quads(msgspec.Struct, frozen=True, kw_only=True):
     order, the mean over its last period. It is empty in older records."""
 
     def __post_init__(self) -> None:
-        lengths = [
-            len(self.on_first_ns),
-            len(self.off_first_ns),
-            len(self.off_second_ns),
-            len(self.on_second_ns),
-        ]
-        if lengths != lengths[:1] * 4:
-            raise ValueError(f"the blocks of the quads differ in number: {lengths}")
-        if self.off_step_ns and len(self.off_step_ns) != 2 * self.steps * lengths[0]:
-            raise ValueError(
-                f"the off blocks have {len(self.off_step_ns)} steps, not {2 * self.steps * lengths[0]}"
-            )
-        if self.copies_ns and len(self.copies_ns) != 2 * lengths[0]:
-            raise ValueError(f"the copies are of {len(self.copies_ns)} off blocks, not {2 * lengths[0]}")
+        blocks = ("on_first_ns", "off_first_ns", "off_second_ns", "on_second_ns")
+        _require_alike("columns of the quads", {name: getattr(self, name) for name in blocks})
+        off = 2 * len(self.on_first_ns)
+        if self.off_step_ns and len(self.off_step_ns) != self.steps * off:
+            raise ValueError(f"the off blocks have {len(self.off_step_ns)} steps, not {self.steps * off}")
+        if self.copies_ns and len(self.copies_ns) != off:
+            raise ValueError(f"the copies are of {len(self.copies_ns)} off blocks, not {off}")
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,22 +1,4 @@
-"""The folder of a study, and the names of its files. Files of jobs: `job_store`; logs: `launch`.
-
-::
-
-    runs/<study>/
-      plan-0001.json ...             one a `bench matrix` call that asked for something new
-      cells/<cell-id>/cell.json      the worker's exact input
-      cells/<cell-id>/<run-id>/      rank-00000.json ... (raw)   run.json (derived)
-                                     trace-00000.json.gz of the ranks that were to keep one
-      cells/<cell-id>/training/      what a kind of study keeps: the log and checkpoints of `bench train`
-      launches/<launch-id>/          launch.json, attempt.json, a log per rank, torchrun's own output
-                                     tensorboard/rank-00000/<cell-id>/ if it was asked for
-      jobs/<job-id>/                 what was given to a scheduler: see results/job_store.py
-      index.jsonl                    one RunResult a line (derived)
-      outcomes.jsonl                 the same without figures, of complete runs (derived by `bench status`)
-      projection.json                of `bench project`: its larger sizes
-      review.jsonl                   one entry of a reviewer a line
-      report.html, cells.csv, runs.csv   (derived)
-"""
+"""The folder of a study, and the names of its files. Files of jobs: `job_store`; logs: `launch`."""
 
 from __future__ import annotations
 
@@ -26,7 +8,6 @@ import re
 import secrets
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,7 +16,7 @@ import msgspec
 
 from results import files, schemas
 from results.cell import Cell
-from results.derivation.run_result import derive, run_outcome
+from results.derivation.run_result import derive
 from results.errors import NewerSchemaError, SchemaError, StoreError, UsageError
 from results.features import MEASURED, inner_folders, kind_of_file
 from results.launch import Attempt, Launch, Slot
@@ -48,8 +29,6 @@ from results.run import RunResult
 from results.schema import Schema
 
 T = TypeVar("T")
-OUTCOMES = "outcomes.jsonl"
-"""The file of the results without figures that `bench status` has derived."""
 KEPT = "training"
 """The folder of what the kind of a study keeps of a cell, among the folders of the cell's runs."""
 _RANK_NAME = re.compile(r"rank-[0-9]{5}\.json")
@@ -378,43 +357,11 @@ class Study:
 
     def results(self, *, keep: bool = False, cells: Set[str] | None = None) -> list[RunResult]:
         """Every run of the study, or of these cells. Writes derived results only to `keep` them."""
-        return self._results(cells=cells, keep=keep)
-
-    def outcomes(self) -> list[RunResult]:
-        """Every run; those that were not derived before have only what `run_outcome` gives.
-
-        What it derives of complete runs is kept for the next call, where the study may be written: a study
-        may have 100,000 records of ranks, which take long to read.
-        """
-        kept = self._kept_outcomes()
-        before = set(map(id, kept.found.values()))
-        found = self._results(outcomes=kept)
-        if any(id(one) not in before for one in kept.found.values()):
-            lines = map(schemas.RUN_RESULT.encode, kept.found.values())
-            # Without it the next call only takes longer.
-            with suppress(StoreError):
-                files.replace(self.root / OUTCOMES, b"".join(lines), in_study=True)
-        return found
-
-    def _kept_outcomes(self) -> _Outcomes:
-        path, found = self.root / OUTCOMES, {}
-        try:
-            derived_ns = path.stat().st_mtime_ns
-            for line in files.read_lines(path):
-                one = schemas.RUN_RESULT.decode(line)
-                found[one.cell_id, one.run_id] = one
-        except (OSError, StoreError):
-            return _Outcomes({}, 0)
-        return _Outcomes(found, derived_ns)
-
-    def _results(
-        self, *, cells: Set[str] | None = None, keep: bool = False, outcomes: _Outcomes | None = None
-    ) -> list[RunResult]:
         attempts = self.attempts()
         wanted = [cell_id for cell_id in self.cell_ids() if cells is None or cell_id in cells]
         with _without_collector():
             return [
-                self._result(cell, run_id, attempts.get(run_id), keep=keep, outcomes=outcomes)
+                self._result(cell, run_id, attempts.get(run_id), keep=keep)
                 for cell in map(self.cell, wanted)
                 for run_id in self.run_ids(cell.id)
             ]
@@ -423,15 +370,7 @@ class Study:
         """One run, which `attempt` had to do; kept."""
         return self._result(self.cell(cell_id), run_id, attempt, keep=True)
 
-    def _result(
-        self,
-        cell: Cell,
-        run_id: str,
-        attempt: Attempt | None,
-        *,
-        keep: bool,
-        outcomes: _Outcomes | None = None,
-    ) -> RunResult:
+    def _result(self, cell: Cell, run_id: str, attempt: Attempt | None, *, keep: bool) -> RunResult:
         path = self.run_folder(cell.id, run_id) / "run.json"
         try:
             kept = schemas.RUN_RESULT.read(path)
@@ -440,36 +379,29 @@ class Study:
             kept = None
         # A folder that was copied under another name holds another run's result: it counts once.
         own = kept is not None and (kept.cell_id, kept.run_id) == (cell.id, run_id)
-        if kept is not None and own and _still_holds(kept, path.parent, _modified_ns(path)):
+        if kept is not None and own and _still_holds(kept, path):
             # A launch records its start-up time when it ends, maybe after this result was derived.
             startup_known = attempt is not None and attempt.startup_ns is not None
             if not (startup_known and kept.outcome is Outcome.OK and kept.startup_ns is None):
                 return kept
-        if outcomes is not None and (known := outcomes.of(cell.id, run_id, path.parent)) is not None:
-            return known
         try:
-            from_records = derive if outcomes is None else run_outcome
-            result = from_records(cell, run_id, self.rank_records(cell.id, run_id), attempt)
+            result = derive(cell, run_id, self.rank_records(cell.id, run_id), attempt)
         except NewerSchemaError:
             raise
         except StoreError as error:
             # One damaged file costs one run; the others of the study are unharmed.
             result = derive(cell, run_id, [], attempt)
             result = msgspec.structs.replace(result, outcome=Outcome.UNKNOWN, reason=str(error))
-        if outcomes is not None and 0 < result.ranks_expected == result.ranks_present:
-            outcomes.found[cell.id, run_id] = result
         if keep:
-            files.replace(path, schemas.RUN_RESULT.encode(result), in_study=True)
+            # Without it the next call only takes longer.
+            with suppress(StoreError):
+                files.replace(path, schemas.RUN_RESULT.encode(result), in_study=True)
         return result
 
     def forget_derived(self) -> None:
         """Delete what can be rebuilt, so that the next `collect` derives all of it anew."""
-        derived: Sequence[Path] = [
-            *self.root.glob("cells/*/*/run.json"),
-            *(self.root / name for name in ("index.jsonl", OUTCOMES)),
-        ]
         try:
-            for path in derived:
+            for path in (*self.root.glob("cells/*/*/run.json"), self.root / "index.jsonl"):
                 path.unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(
@@ -493,33 +425,11 @@ def _rank_name(rank: int) -> str:
     return f"rank-{rank:05d}.json"
 
 
-@dataclass(frozen=True)
-class _Outcomes:
-    """The results without figures that an earlier call has derived, and when it did."""
-
-    found: dict[tuple[str, str], RunResult]
-    derived_ns: int
-
-    def of(self, cell_id: str, run_id: str, folder: Path) -> RunResult | None:
-        """The result of a run, if it still holds."""
-        found = self.found.pop((cell_id, run_id), None)
-        if found is None or not _still_holds(found, folder, self.derived_ns):
-            return None
-        self.found[cell_id, run_id] = found
-        return found
-
-
-def _modified_ns(path: Path) -> int:
+def _still_holds(kept: RunResult, path: Path) -> bool:
+    """Whether all rank files of a complete run exist, and none was written after its result at `path`."""
     try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return 0
-
-
-def _still_holds(kept: RunResult, folder: Path, derived_ns: int) -> bool:
-    """Whether all rank files of a complete run exist, and none was written after its result."""
-    try:
-        with os.scandir(folder) as entries:
+        derived_ns = path.stat().st_mtime_ns
+        with os.scandir(path.parent) as entries:
             written = [one.stat().st_mtime_ns for one in entries if one.name.startswith("rank-")]
     except OSError:
         return False

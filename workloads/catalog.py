@@ -19,7 +19,7 @@ from workloads.resnet import ResNetShape
 from workloads.shape import Shape, WorkloadFacts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Member:
     """One model of a family: an entry of the catalog."""
 
@@ -89,106 +89,62 @@ _LLAMA2 = LlamaShape(
     seq=4096,
     tied=False,
 )
-_LLAMA3_1B = replace(
-    _LLAMA2,
-    layers=16,
-    width=2048,
-    kv_heads=8,
-    hidden=8192,
-    context=131072,
-    vocabulary=128256,
-    tied=True,
-    theta=5e5,
-)
+_LLAMA3 = replace(_LLAMA2, context=131072, vocabulary=128256, theta=5e5)
+_LLAMA3_1B = replace(_LLAMA3, layers=16, width=2048, kv_heads=8, hidden=8192, tied=True)
 _MOBILE_LLM = replace(
     _LLAMA2, layers=30, width=576, heads=9, kv_heads=3, hidden=1536, context=2048, seq=2048, tied=True
 )
-_LLAMA_NANO = replace(
-    _LLAMA2,
-    layers=4,
-    width=128,
-    heads=4,
-    kv_heads=2,
-    hidden=352,
-    context=64,
-    vocabulary=256,
-    seq=64,
-    tied=True,
-)
+_GPT_NANO = GPTShape(layers=4, width=128, heads=4, context=64, vocabulary=256, seq=64)
+_LLAMA_NANO = LlamaShape(**vars(_GPT_NANO), kv_heads=2, hidden=352, tied=True)
+_SMALL = replace(_RESNET18, px=32, classes=10)
+_MLP = MLPShape(widths=(784, 512, 256, 10), dropout=0.1)
+_OWN = "your own: MODULE:FUNCTION next to the study file; the function returns a workloads.Workload"
 
 _MEMBERS = (
+    Member("resnet18", "ResNet-18, 11.7 M parameters", _RESNET18, 64, _SGD_64),
+    Member("resnet50", "ResNet-50, 25.6 M parameters", _RESNET50, 64, _SGD_64),
+    Member("resnet101", "ResNet-101, 44.5 M parameters", _RESNET101, 32, _SGD_32),
     Member(
-        name="resnet18", help="ResNet-18, 11.7 M parameters", shape=_RESNET18, batch=64, optimizer=_SGD_64
-    ),
-    Member(
-        name="resnet50", help="ResNet-50, 25.6 M parameters", shape=_RESNET50, batch=64, optimizer=_SGD_64
-    ),
-    Member(
-        name="resnet101", help="ResNet-101, 44.5 M parameters", shape=_RESNET101, batch=32, optimizer=_SGD_32
-    ),
-    Member(
-        name="resnet18-32px",
-        help="ResNet-18 on 32 x 32 pixels and 10 classes: the ResNet for a CPU core",
-        shape=replace(_RESNET18, px=32, classes=10),
+        "resnet18-32px",
+        "ResNet-18 on 32 x 32 pixels and 10 classes: the ResNet for a CPU core",
+        _SMALL,
+        8,
+        "sgd:lr=0.002",
+        cpu_preset=True,
         fixed=True,
-        batch=8,
-        optimizer="sgd:lr=0.002",
+    ),
+    Member(
+        "gpt-nano",
+        "GPT of 4 layers and width 128 over bytes: the GPT for a CPU core",
+        _GPT_NANO,
+        4,
+        "adamw:lr=0.001",
         cpu_preset=True,
     ),
+    Member("gpt2-small", "GPT-2, 124 M parameters", _GPT2, 8, "adamw"),
+    Member("gpt2-medium", "GPT-2 medium, 355 M parameters", _GPT2_MEDIUM, 4, "adamw"),
+    Member("gpt2-large", "GPT-2 large, 774 M parameters", _GPT2_LARGE, 2, "adamw"),
+    Member("gpt2-xl", "GPT-2 XL, 1.56 G parameters", _GPT2_XL, 1, "adamw"),
     Member(
-        name="gpt-nano",
-        help="GPT of 4 layers and width 128 over bytes: the GPT for a CPU core",
-        shape=GPTShape(layers=4, width=128, heads=4, context=64, vocabulary=256, seq=64),
-        batch=4,
-        optimizer="adamw:lr=0.001",
+        "llama-nano",
+        "Llama of 4 layers and width 128 over bytes: the Llama for a CPU core",
+        _LLAMA_NANO,
+        4,
+        "adamw:lr=0.001",
         cpu_preset=True,
     ),
-    Member(name="gpt2-small", help="GPT-2, 124 M parameters", shape=_GPT2, batch=8, optimizer="adamw"),
+    Member("llama-125m", "Llama of MobileLLM-125M's measures, 125 M parameters", _MOBILE_LLM, 4, "adamw"),
+    Member("llama-1b", "Llama 3.2 1B, 1.24 G parameters", _LLAMA3_1B, 1, "adamw"),
+    Member("llama-7b", "Llama 2 7B, 6.74 G parameters", _LLAMA2, 1, "adamw"),
     Member(
-        name="gpt2-medium",
-        help="GPT-2 medium, 355 M parameters",
-        shape=_GPT2_MEDIUM,
-        batch=4,
-        optimizer="adamw",
-    ),
-    Member(
-        name="gpt2-large", help="GPT-2 large, 774 M parameters", shape=_GPT2_LARGE, batch=2, optimizer="adamw"
-    ),
-    Member(name="gpt2-xl", help="GPT-2 XL, 1.56 G parameters", shape=_GPT2_XL, batch=1, optimizer="adamw"),
-    Member(
-        name="llama-nano",
-        help="Llama of 4 layers and width 128 over bytes: the Llama for a CPU core",
-        shape=_LLAMA_NANO,
-        batch=4,
-        optimizer="adamw:lr=0.001",
+        "mlp",
+        "classifier 784-512-256-10 with ReLU and dropout 0.1",
+        _MLP,
+        768,
+        "sgd:lr=0.05",
         cpu_preset=True,
     ),
-    Member(
-        name="llama-125m",
-        help="Llama of MobileLLM-125M's measures, 125 M parameters",
-        shape=_MOBILE_LLM,
-        batch=4,
-        optimizer="adamw",
-    ),
-    Member(
-        name="llama-1b", help="Llama 3.2 1B, 1.24 G parameters", shape=_LLAMA3_1B, batch=1, optimizer="adamw"
-    ),
-    Member(name="llama-7b", help="Llama 2 7B, 6.74 G parameters", shape=_LLAMA2, batch=1, optimizer="adamw"),
-    Member(
-        name="mlp",
-        help="classifier 784-512-256-10 with ReLU and dropout 0.1",
-        shape=MLPShape(widths=(784, 512, 256, 10), dropout=0.1),
-        batch=768,
-        optimizer="sgd:lr=0.05",
-        cpu_preset=True,
-    ),
-    Member(
-        name="py",
-        help="your own: MODULE:FUNCTION next to the study file; the function returns a workloads.Workload",
-        shape=UserShape(),
-        batch=8,
-        optimizer="sgd:lr=0.01",
-    ),
+    Member("py", _OWN, UserShape(), 8, "sgd:lr=0.01"),
 )
 
 

@@ -82,8 +82,7 @@ def status_command(study: str, *, watch: bool, as_json: bool) -> int:
 
 def _runs_text(study: Study, cells: Set[str]) -> str:
     """The runs of the planned cells, counted as a report counts them."""
-    runs = (run for run in study.outcomes() if run.cell_id in cells)
-    return run_counts(runs, study.review().excluded).text
+    return run_counts(study.results(keep=True, cells=cells), study.review().excluded).text
 
 
 def status_rows(statuses: Sequence[JobStatus]) -> list[list[str]]:

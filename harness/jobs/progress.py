@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.jobs.job_status import JobStatus
-from harness.launch.conduct import conduct_of
 from harness.launch.follow import LaunchState
-from harness.launch.tally import Conditions, Tally, tally
+from harness.launch.tally import Conditions, Tally, study_tally
 from reports.analysis.scaling import NOT_REACHED
 from results.grouping import grouped
+from results.job import RunOptions
 from results.launch import rank_log_path
 from results.outcome import Outcome
 from results.plan import Plan
@@ -36,19 +36,18 @@ class CellProgress:
 def progress(
     study: Study, plans: Sequence[Plan], conditions: Conditions, jobs: Sequence[JobStatus], busy: bool = False
 ) -> list[CellProgress]:
-    """All planned cells, in the order of the plans. Writes only what `Study.outcomes` keeps.
+    """All planned cells, in the order of the plans. Writes only derived results.
     `busy`: a bench here works on the study.
 
     Runs that could not be pooled with new ones are counted apart. A cell is failed or skipped if the same
     `bench matrix` command would leave it out.
     """
-    results = study.review().counted(study.outcomes())
+    results = study.review().counted(study.results(keep=True))
     found = grouped((result.cell_id, result) for result in results)
     in_hand, running = _in_hand(study, jobs, busy=busy)
     tallies: dict[str, Tally] = {}
     for plan in plans:
-        done = conduct_of(plan).done(study)
-        so_far = tally(results, plan, conditions, rerun_failed=False, done=done)
+        so_far = study_tally(study, plan, results, conditions, RunOptions())
         tallies |= {cell.id: so_far for cell in plan.cells}
     rows = []
     for cell, so_far in tallies.items():

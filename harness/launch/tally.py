@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from harness.launch.conduct import conduct_of
@@ -187,36 +187,12 @@ class Tally:
         self.inferred |= set(new)
         return new
 
-
-def tally(
-    results: Sequence[RunResult],
-    plan: Plan,
-    conditions: Conditions,
-    *,
-    rerun_failed: bool,
-    prune: bool = True,
-    done: Set[str] | None = None,
-) -> Tally:
-    """Tally the study's runs so far for the next ones of `plan`.
-
-    A cell whose last run failed by its own fault stays closed unless `rerun_failed`; what was interrupted,
-    or failed under other code, is open again. If the conduct of the plan knows the cells that are `done`, all
-    others are open.
-    """
-    so_far = Tally(plan=plan, conditions=conditions.after(results), prune=prune)
-    if done is not None:
-        so_far.ok_runs, so_far.by_conduct = {cell: plan.wanted(cell) for cell in done}, True
-        return so_far
-    last: dict[str, Outcome] = {}
-    for result in results:
-        so_far.take(result)
-        if so_far.allows(result):
-            last[result.cell_id] = result.outcome
-    if not rerun_failed:
+    def close_failed(self, results: Sequence[RunResult]) -> None:
+        """Close the cells whose last run failed by its own fault."""
+        last = {result.cell_id: result.outcome for result in results if self.allows(result)}
         for cell, outcome in last.items():
-            if outcome is not Outcome.OK and not outcome.runs_again and not so_far.ok_runs.get(cell):
-                so_far.close(cell, outcome)
-    return so_far
+            if outcome is not Outcome.OK and not outcome.runs_again and not self.ok_runs.get(cell):
+                self.close(cell, outcome)
 
 
 def study_tally(
@@ -224,20 +200,22 @@ def study_tally(
 ) -> Tally:
     """Tally the study's runs so far for the next ones of `plan`, in a call with these options.
 
-    A run that a reviewer excluded does not count as done.
+    A run that a reviewer excluded does not count as done. A cell whose last run failed by its own fault stays
+    closed unless `rerun_failed`; what was interrupted, or failed under other code, is open again. If the
+    conduct of the plan knows the cells that are done, all others are open.
     """
     counted = study.review().counted(results)
     if options.rerun_failed:
         counted = [run for run in counted if run.unproven is None]
-    so_far = tally(
-        counted,
-        plan,
-        conditions,
-        rerun_failed=options.rerun_failed,
-        prune=options.prune,
-        done=conduct_of(plan).done(study),
-    )
+    so_far = Tally(plan=plan, conditions=conditions.after(counted), prune=options.prune)
     so_far.measured = Measured.of_study(study, filter(so_far.allows, results))
+    if (done := conduct_of(plan).done(study)) is not None:
+        so_far.ok_runs, so_far.by_conduct = {cell: plan.wanted(cell) for cell in done}, True
+        return so_far
+    for result in counted:
+        so_far.take(result)
+    if not options.rerun_failed:
+        so_far.close_failed(counted)
     return so_far
 
 

@@ -26,7 +26,7 @@ _SPAN = re.compile(r"(?P<first>\d{1,7})(?:-(?P<last>\d{1,7}))?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class Matched:
     """One entry a rank and operation in each column, rank after rank, each in the order of issue."""
 
     ranks: int
@@ -45,12 +45,6 @@ class Rows:
     payload_bytes: Ints
     issued_ns: Ints
     duration_ns: Ints
-
-
-@dataclass(frozen=True, kw_only=True)
-class Matched(Rows):
-    """Operations of all ranks after their collectives were matched."""
-
     group_size: Ints
     transfer_ns: Ints
     """The shortest duration of the collective over its ranks; for point-to-point operations their own."""
@@ -91,17 +85,17 @@ def match(ranks: Sequence[RankRecord]) -> Matched | None:
     recorded = recorded_of(ranks)
     if recorded is None:
         return None
-    rows = _side_by_side(ranks, [own.operations for own in recorded], len(recorded[0].step_ns))
-    members = [_members(ranks, group) for group in rows.groups]
-    transfer = rows.duration_ns.copy()
+    rows, members = _side_by_side(ranks, [own.operations for own in recorded], len(recorded[0].step_ns))
     for place, of_group in enumerate(members):
         mine = np.flatnonzero(rows.collective & (rows.group == place))
-        transfer[mine] = _transfers(ranks, rows, mine, of_group)
-    sizes = np.array([len(of_group) for of_group in members], dtype=np.int64)
-    return Matched(**vars(rows), group_size=sizes[rows.group], transfer_ns=transfer)
+        rows.transfer_ns[mine] = _transfers(ranks, rows, mine, of_group)
+    return rows
 
 
-def _side_by_side(ranks: Sequence[RankRecord], operations: Sequence[Operations], steps: int) -> Rows:
+def _side_by_side(
+    ranks: Sequence[RankRecord], operations: Sequence[Operations], steps: int
+) -> tuple[Matched, list[list[int]]]:
+    """The operations of all ranks with their own durations as transfers, and the ranks of each group."""
     for rank, own in enumerate(operations):
         limits = {"step": steps, "name": len(own.names), "group": len(own.groups)}
         for field, limit in limits.items():
@@ -111,7 +105,9 @@ def _side_by_side(ranks: Sequence[RankRecord], operations: Sequence[Operations],
     names, name = _common([own.names for own in operations], [own.name for own in operations])
     groups, group = _common([own.groups for own in operations], [own.group for own in operations])
     apart = [place for place, text in enumerate(names) if text in POINT_TO_POINT]
-    return Rows(
+    members = [_members(ranks, text) for text in groups]
+    duration = _joined([own.duration_ns for own in operations])
+    rows = Matched(
         ranks=len(ranks),
         steps=steps,
         names=names,
@@ -123,11 +119,14 @@ def _side_by_side(ranks: Sequence[RankRecord], operations: Sequence[Operations],
         collective=~np.isin(name, apart),
         payload_bytes=_joined([own.payload_bytes for own in operations]),
         issued_ns=_joined([own.issued_ns for own in operations]),
-        duration_ns=_joined([own.duration_ns for own in operations]),
+        duration_ns=duration,
+        group_size=np.array([len(of_group) for of_group in members], dtype=np.int64)[group],
+        transfer_ns=duration.copy(),
     )
+    return rows, members
 
 
-def _transfers(ranks: Sequence[RankRecord], rows: Rows, mine: Ints, members: Sequence[int]) -> Ints:
+def _transfers(ranks: Sequence[RankRecord], rows: Matched, mine: Ints, members: Sequence[int]) -> Ints:
     """Transfer of each of the rows `mine`: all collectives of the group of these ranks."""
     if not len(mine):
         return mine

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from results.catalogue.gpus import peak_flops_per_s
 from results.cell import Cell
-from results.derivation.accounts import copies_of, quads_of, rank_columns, step_budget, why_no_accounts
-from results.derivation.communication import peak_bandwidth, step_communication
+from results.derivation.accounts import copies_of, rank_columns, step_budget, why_no_accounts
+from results.derivation.communication import step_communication
 from results.derivation.contradictions import contradiction
 from results.derivation.counters import counters, device_energy, telemetry_means, why_energy_unknown
 from results.derivation.matching import match
@@ -64,23 +64,6 @@ def derive(cell: Cell, run_id: str, records: Sequence[RankRecord], attempt: Atte
     if facts.outcome is not Outcome.OK or not ranks[0].has_steps:
         return replace(facts, warnings=_warnings(ranks))
     return _measured(facts, cell, ranks, startup_ns=attempt.startup_ns if attempt else None)
-
-
-def run_outcome(cell: Cell, run_id: str, records: Sequence[RankRecord], attempt: Attempt | None) -> RunResult:
-    """The outcome of one run, its proof and environment, and whether it was disturbed, without figures.
-
-    It takes half the time of `derive`, makes the same checks, and so raises the same SchemaErrors.
-    """
-    ranks = sorted(records, key=lambda record: record.rank)
-    facts = _facts(cell, run_id, ranks, attempt)
-    if facts.outcome is not Outcome.OK or not ranks[0].has_steps:
-        return facts
-    matched = match(ranks)
-    quads_of(ranks)
-    if matched is not None:
-        peak_bandwidth(ranks)
-    _, disturbed = _foreign(ranks)
-    return replace(facts, proof=_proof(ranks), absent=_absent(ranks), disturbed=disturbed)
 
 
 def _facts(cell: Cell, run_id: str, ranks: list[RankRecord], attempt: Attempt | None) -> RunResult:

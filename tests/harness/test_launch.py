@@ -33,7 +33,7 @@ from harness.launch.command import torchrun_command, worker_environment
 from harness.launch.conduct import Deadline, Pace
 from harness.launch.ending import Seen, asked_to_end, judged, rank_exits
 from harness.launch.follow import LaunchState, LogTail, Pulse
-from harness.launch.tally import Conditions, tally, uncounted
+from harness.launch.tally import Conditions, study_tally, uncounted
 from harness.machine import device
 from harness.machine.code import checkout, code_version, what_runs
 from harness.machine.device import amd_gpus, nccl_settings, other_settings
@@ -47,11 +47,13 @@ from harness.worker.rank.context import device_uuid
 from harness.worker.rank.rank import Rank
 from results.environment import CodeVersion
 from results.errors import MachineError
+from results.job import RunOptions
 from results.launch import RankExit, rank_log_path, torchrun_folder
 from results.outcome import Ending, Evidence, Outcome
 from results.plan import Placement
 from results.run import RunResult
 from results.statistics import Metric
+from results.store import Study
 
 
 def test_the_command_of_one_node_is_a_standalone_torchrun() -> None:
@@ -590,9 +592,10 @@ def test_the_tally_reopens_what_was_interrupted_and_keeps_closed_what_failed(tmp
 
     results = [run("a", Outcome.OK), run("b", Outcome.CANCELLED), run("c", Outcome.OUT_OF_MEMORY)]
     conditions = Conditions(code_hash="0")
-    so_far = tally(results, EMPTY_PLAN, conditions, rerun_failed=False)
+    study = Study(tmp_path)
+    so_far = study_tally(study, EMPTY_PLAN, results, conditions, RunOptions())
     assert (so_far.ok_runs, so_far.closed) == ({"a": 1}, {"c": "out_of_memory"})
-    assert tally(results, EMPTY_PLAN, conditions, rerun_failed=True).closed == {}
+    assert study_tally(study, EMPTY_PLAN, results, conditions, RunOptions(rerun_failed=True)).closed == {}
     # What runs took is for estimates: the last step time, and the longest of each part.
     took = [
         run(
@@ -603,7 +606,7 @@ def test_the_tally_reopens_what_was_interrupted_and_keeps_closed_what_failed(tmp
         )
         for step_ns, spent in ((9.0, {"build": 5 * 10**9, "proof": 10**9}), (8.0, {"build": 3 * 10**9}))
     ]
-    known = tally(took, EMPTY_PLAN, conditions, rerun_failed=False).earlier
+    known = study_tally(study, EMPTY_PLAN, took, conditions, RunOptions()).earlier
     assert known == {"a": Earlier(step_ns=8.0, spent_s={"build": 5.0, "proof": 1.0})}
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from harness.launch.campaign import CampaignContext, LaunchMaker
 from harness.launch.starter import LocalStarter
-from harness.launch.tally import Conditions, tally
+from harness.launch.tally import Conditions, Tally
 from harness.plan.expand import expand
 from harness.plan.request import make_requests
 from harness.plan.schedule import schedule
@@ -117,8 +117,7 @@ def launch_of(plan: Plan, options: RunOptions | None = None, *, cores: int = 2) 
     code = CodeVersion(code_hash="c0de")
     around = CampaignContext(starter=LocalStarter(), checkout=Path(), code=code)
     maker = LaunchMaker(plan, options or RunOptions(), Machine(cores=cores, gpu_names=()), around)
-    so_far = tally([], plan, Conditions.elsewhere(code), rerun_failed=False)
-    return maker.launch(planned, planned.cells, so_far)
+    return maker.launch(planned, planned.cells, Tally(plan=plan, conditions=Conditions.elsewhere(code)))
 
 
 def a_work(**fields: Any) -> Work:

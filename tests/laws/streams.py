@@ -34,7 +34,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache, partial
+from functools import cache, partial, partialmethod
 from typing import Any, ClassVar, cast
 from unittest.mock import patch
 
@@ -48,7 +48,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_leaves
 
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
-from strategies.devices import KINDS, MemoryFigures, StreamedDevice
+from strategies.devices import KINDS, Host, MemoryFigures, StreamedDevice
 
 BACKEND = "nccl_like"
 TRANSFER_S = 20.0
@@ -209,24 +209,13 @@ class Simulation:
         finally:
             self._here.stream = before
 
-    def touch(
-        self,
-        tensor: Tensor,
-        stream: Stream,
-        *,
-        writes: bool,
-        what: str,
-        place: int,
-        transfer: Transfer | None = None,
-    ) -> None:
-        """Raises UnorderedError for one that nothing orders."""
+    def touch(self, tensor: Tensor, stream: Stream, **access: Any) -> None:
+        """Raises UnorderedError for an `Access` that nothing orders."""
         if not tensor.numel() or tensor.layout is not torch.strided or tensor.is_meta:
             return
         storage = tensor.untyped_storage()
         first, end = span(tensor)
-        own = Access(
-            first=first, end=end, stream=stream, place=place, writes=writes, what=what, transfer=transfer
-        )
+        own = Access(first=first, end=end, stream=stream, **access)
         with self._lock:
             if storage._cdata not in self._accesses and not self.on_host(tensor):
                 self._count(storage)
@@ -659,12 +648,12 @@ class NcclLike(dist.ProcessGroup):
         name: str,
         reads: Sequence[Tensor],
         writes: Sequence[Tensor],
-        call: Callable[[list[Tensor], list[Tensor]], Callable[[], Any]],
+        call: Callable[[list[Tensor], list[Tensor]], Any],
         *,
         queue: str = "collectives",
         options: Any = None,
     ) -> dist.Work | None:
-        """Queue `call(copies of reads, copies of writes)`, which gives the call of Gloo."""
+        """Queue `call(copies of reads, copies of writes)`, which returns the work of Gloo."""
         if self._gloo is None:
             raise NcclError(f"{name} on a group that was destroyed")
         for tensor in (*reads, *writes):
@@ -679,14 +668,8 @@ class NcclLike(dist.ProcessGroup):
         transfer = Transfer(name, stream)
         for written, tensors in enumerate((reads, writes)):
             for tensor in tensors:
-                SIMULATION.touch(
-                    tensor,
-                    stream,
-                    writes=bool(written),
-                    what=name,
-                    place=place,
-                    transfer=transfer if written else None,
-                )
+                own = transfer if written else None
+                SIMULATION.touch(tensor, stream, writes=bool(written), what=name, place=place, transfer=own)
                 key = tensor.data_ptr(), tensor.nbytes
                 if key not in copies:
                     with torch._C._DisableTorchDispatch():
@@ -700,9 +683,7 @@ class NcclLike(dist.ProcessGroup):
         future = _OfTransfer(transfer)
         self._pending = [other for other in self._pending if other.landing or not other.waited]
         self._pending.append(transfer)
-        operation = call(*given)
-
-        thread.submit(transfer.run, operation)
+        thread.submit(transfer.run, partial(call, *given))
         # Each on a thread of its own: a callback may issue an operation, and wait for its future.
         values = list(writes or reads)
         threading.Thread(target=future.finish, args=(values,), daemon=True).start()
@@ -712,24 +693,16 @@ class NcclLike(dist.ProcessGroup):
             return None
         return Work(transfer, future)
 
-    def _in_place(self, name: str, tensors: list[Tensor], options: Any) -> dist.Work | None:
+    def _in_place(self, tensors: list[Tensor], options: Any = None, *, name: str) -> dist.Work | None:
         _require_one(name, tensors)
-        [tensor] = tensors
-        collective = getattr(self._gloo, name)
+        collective, more = getattr(self._gloo, name), () if options is None else (options,)
+        return self._issue(
+            name, tensors, tensors, lambda _, writes: collective(writes, *more), options=options
+        )
 
-        def call(reads: list[Tensor], writes: list[Tensor]) -> Callable[[], Any]:
-            return (lambda: collective(writes)) if options is None else (lambda: collective(writes, options))
-
-        return self._issue(name, [tensor], [tensor], call, options=options)
-
-    def allreduce(self, tensors: list[Tensor], options: Any = None) -> dist.Work | None:
-        return self._in_place("allreduce", tensors, options)
-
-    def reduce(self, tensors: list[Tensor], options: Any = None) -> dist.Work | None:
-        return self._in_place("reduce", tensors, options)
-
-    def broadcast(self, tensors: list[Tensor], options: Any = None) -> dist.Work | None:
-        return self._in_place("broadcast", tensors, options)
+    allreduce = partialmethod(_in_place, name="allreduce")
+    reduce = partialmethod(_in_place, name="reduce")
+    broadcast = partialmethod(_in_place, name="broadcast")
 
     def allgather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None
@@ -737,42 +710,36 @@ class NcclLike(dist.ProcessGroup):
         _require_one("allgather", inputs)
         gather = self._gloo.allgather
         return self._issue(
-            "allgather",
-            inputs,
-            outputs[0],
-            lambda reads, writes: lambda: gather([writes], reads),
-            options=options,
+            "allgather", inputs, outputs[0], lambda reads, writes: gather([writes], reads), options=options
         )
 
     def _allgather_base(self, output: Tensor, values: Tensor, options: Any = None) -> dist.Work | None:
         if output.numel() != self._size * values.numel() or output.dtype != values.dtype:
             raise NcclError("_allgather_base: the output must hold the values of all ranks")
         gather = self._gloo._allgather_base
-        return self._issue(
-            "_allgather_base",
-            [values],
-            [output],
-            lambda reads, writes: lambda: gather(writes[0].view(-1), reads[0].view(-1)),
-            options=options,
-        )
+
+        def call(reads: list[Tensor], writes: list[Tensor]) -> Any:
+            return gather(writes[0].view(-1), reads[0].view(-1))
+
+        return self._issue("_allgather_base", [values], [output], call, options=options)
 
     all_gather_single = _allgather_base
 
     def _reduce_scatter_base(self, output: Tensor, values: Tensor, options: Any = None) -> dist.Work | None:
         if values.numel() != self._size * output.numel() or output.dtype != values.dtype:
             raise NcclError("_reduce_scatter_base: the values must have a part for each rank")
-        gloo, operation, size = self._gloo, _operation(options), self._size
+        gloo, operation, size = self._gloo, dist.ReduceOp.SUM, self._size
+        if options is not None:
+            operation = getattr(options.reduceOp, "op", options.reduceOp)
 
-        def call(reads: list[Tensor], writes: list[Tensor]) -> Callable[[], Any]:
-            def run() -> Any:
-                received = torch.empty_like(reads[0].view(-1))
-                gloo.alltoall_base(received, reads[0].view(-1), [], []).wait()
-                rows = received.view(size, -1)
-                total = rows.sum(0) if operation != dist.ReduceOp.MAX else rows.amax(0)
-                writes[0].view(-1).copy_(total / size if operation == dist.ReduceOp.AVG else total)
-                return _Done()
-
-            return run
+        def call(reads: list[Tensor], writes: list[Tensor]) -> Any:
+            received = torch.empty_like(reads[0].view(-1))
+            work = gloo.alltoall_base(received, reads[0].view(-1), [], [])
+            work.wait()
+            rows = received.view(size, -1)
+            total = rows.sum(0) if operation != dist.ReduceOp.MAX else rows.amax(0)
+            writes[0].view(-1).copy_(total / size if operation == dist.ReduceOp.AVG else total)
+            return work
 
         return self._issue("_reduce_scatter_base", [values], [output], call, options=options)
 
@@ -784,53 +751,24 @@ class NcclLike(dist.ProcessGroup):
         exchange = self._gloo.alltoall_base
         if splits and not isinstance(splits[-1], list):
             *splits, options = splits
-        return self._issue(
-            "alltoall_base",
-            [values],
-            [output],
-            lambda reads, writes: lambda: exchange(writes[0], reads[0], *splits),
-            options=options,
-        )
+
+        def call(reads: list[Tensor], writes: list[Tensor]) -> Any:
+            return exchange(writes[0], reads[0], *splits)
+
+        return self._issue("alltoall_base", [values], [output], call, options=options)
 
     def send(self, tensors: list[Tensor], to: int, tag: int) -> dist.Work | None:
         _require_one("send", tensors)
         send = self._gloo.send
-        return self._issue(
-            "send",
-            tensors,
-            [],
-            lambda reads, writes: lambda: send(reads, to, tag),
-            queue=self._pair(to),
-        )
+        return self._issue("send", tensors, [], lambda reads, _: send(reads, to, tag), queue=self._pair(to))
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> dist.Work | None:
         _require_one("recv", tensors)
-        receive = self._gloo.recv
-        return self._issue(
-            "recv",
-            [],
-            tensors,
-            lambda reads, writes: lambda: receive(writes, source, tag),
-            queue=self._pair(source),
-        )
+        receive, queue = self._gloo.recv, self._pair(source)
+        return self._issue("recv", [], tensors, lambda _, writes: receive(writes, source, tag), queue=queue)
 
     def _pair(self, other: int) -> str:
         return f"ranks {min(self._rank, other)} and {max(self._rank, other)}"
-
-
-class _Done:
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        return True
-
-
-def _operation(options: Any) -> Any:
-    return (
-        dist.ReduceOp.SUM
-        if options is None
-        else options.reduceOp.op
-        if hasattr(options.reduceOp, "op")
-        else options.reduceOp
-    )
 
 
 def _require_one(name: str, tensors: list[Tensor]) -> None:
@@ -847,7 +785,7 @@ def _require_ours(name: str, tensor: Tensor) -> None:
         raise NcclError(f"{name}: NCCL has no {tensor.dtype}")
 
 
-class SimulatedDevice(StreamedDevice):
+class SimulatedDevice(StreamedDevice, Host):
     """In the place of the CPU."""
 
     kind = "cuda"
@@ -881,20 +819,6 @@ class SimulatedDevice(StreamedDevice):
     def reset_memory_peaks(self) -> None:
         SIMULATION.peak = SIMULATION.allocated()
 
-    def release_memory(self) -> None: ...
-
-    def limit_memory(self, share: float) -> None:
-        raise AssertionError("not simulated")
-
-    def random_state(self) -> None:
-        return None
-
-    def set_random_state(self, state: Tensor) -> None:
-        raise AssertionError("it draws from torch's default generator")
-
-    def seeded_state(self, seed: int) -> None:
-        return None
-
     def new_stream(self) -> Any:
         return Stream("a lane")
 
@@ -913,24 +837,22 @@ def simulated_device() -> Iterator[Simulation]:
     """The CPU is a device with streams meanwhile, for torch's FSDP too."""
     global SIMULATION
     SIMULATION = Simulation()
-    with ExitStack() as stack:
-        stack.callback(_end)
-        stack.enter_context(patch.dict(KINDS, cpu=SimulatedDevice))
-        stack.enter_context(patch("torch.cpu.Stream", Stream))
-        stack.enter_context(patch("torch.cpu.Event", Event))
-        stack.enter_context(patch("torch.cpu.stream", lambda stream: SIMULATION.on(stream)))
-        stack.enter_context(patch("torch.cpu.current_stream", lambda device=None: SIMULATION.current))
+    patches = (
+        patch.dict(KINDS, cpu=SimulatedDevice),
+        patch("torch.cpu.Stream", Stream),
+        patch("torch.cpu.Event", Event),
+        patch("torch.cpu.stream", SIMULATION.on),
+        patch("torch.cpu.current_stream", lambda device=None: SIMULATION.current),
         # torch's FSDP computes on the device that it makes of the mesh's.
-        stack.enter_context(patch(f"{_FSDP}._get_device_from_mesh", lambda mesh: DEVICE))
-        for patched in _placing():
-            stack.enter_context(patched)
-        stack.enter_context(Watch())
-        yield SIMULATION
-
-
-def _end() -> None:
-    global SIMULATION
-    SIMULATION = None
+        patch(f"{_FSDP}._get_device_from_mesh", lambda mesh: DEVICE),
+    )
+    try:
+        with ExitStack() as stack:
+            for one in (*patches, *_placing(), Watch()):
+                stack.enter_context(one)
+            yield SIMULATION
+    finally:
+        SIMULATION = None
 
 
 def _create(store: Any, rank: int, size: int, timeout: timedelta) -> NcclLike:

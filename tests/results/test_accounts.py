@@ -81,17 +81,6 @@ def test_a_slow_rank_is_wait_of_the_others(run_of) -> None:
     assert (budget.bubble_ns, budget.other_ns) == (None, 1.25)
 
 
-def test_ranks_that_meet_every_second_step_make_good_in_between(run_of) -> None:
-    # Period 2: first block 10 + 20 and 20 + 10, no wait; second 10 + 10 and 14 + 10: (24 - 22) / 2 = 1.
-    # Compute (30 + 30 + 20 + 24) / 8 = 13; wait (0 + 1) / 2; on 30 a block of 2: 15 - 13.5 = 1.5.
-    off = ([10, 20, 10, 10], [20, 10, 14, 10])
-    each = [{"quads": _quads(own, [30], [30], steps=2)} for own in off]
-    budget = _budget(run_of(each, period=2))
-    assert (budget.compute_ns, budget.wait_ns.value, budget.transfer_ns.value) == (13, 0.5, 1.5)
-    # Were they to meet in each step: slowest 20, 20, 14, 10; 16 - 13 = 3.
-    assert _budget(run_of(each)).wait_ns.value == 3
-
-
 def test_where_no_rank_differs_transfer_is_all_that_is_exposed(run_of) -> None:
     off, on_first, on_second = [10, 12, 11, 9, 10, 14, 10, 10], [26, 24], [23, 27]
     run = run_of([{"quads": _quads(off, on_first, on_second, steps=2)}] * 3)

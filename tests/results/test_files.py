@@ -171,18 +171,6 @@ def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path, monkeypatch) -> None:
     assert _names(tmp_path) == []
 
 
-def test_a_killed_writer_leaves_a_hidden_file_that_is_in_nobodys_way(tmp_path) -> None:
-    path = tmp_path / "plan-0001.json"
-    killed = subprocess.run([sys.executable, "-c", KILLED_BEFORE_THE_LINK, str(path)], check=False)
-    assert killed.returncode == -9
-    assert not path.exists()
-    (left,) = _names(tmp_path)
-    assert left.startswith(".plan-0001.json.")
-    assert left.endswith(".tmp")
-    files.write_once(path, b"again")
-    assert path.read_bytes() == b"again"
-
-
 def test_what_killed_writers_left_in_a_study_is_removed_and_nothing_of_the_living(tmp_path) -> None:
     launch = tmp_path / "launches" / "l"
     path = launch / "attempt.json"
@@ -216,19 +204,6 @@ def test_a_full_disk_loses_nothing_and_the_same_call_goes_on_after_making_room(s
     (small_disk / "ballast").unlink()
     files.write_once(path, b"c" * 40_000)
     assert path.read_bytes() == b"c" * 40_000
-
-
-def test_a_read_only_folder_is_one_line_with_advice(small_disk, read_only_disk) -> None:
-    files.write_once(small_disk / "old.json", b"old")
-    root = read_only_disk()
-    for path in (root / "new.json", root / "folder" / "new.json"):
-        for write in (files.write_once, files.replace):
-            with pytest.raises(StoreError) as error:
-                write(path, b"new")
-            assert str(error.value) == (
-                f"cannot write {path}: Read-only file system; choose a folder that you may write with --out"
-            )
-    assert _names(root) == ["old.json"]
 
 
 @pytest.mark.parametrize(("name", "why"), [("cell.json", "File exists"), ("x/cell.json", "Not a directory")])

@@ -21,9 +21,9 @@ HEAD = "gpu,usd_per_gpu_hour,price_date,price_source\n"
 COLUMNS_OF_ALL = HEAD.replace("\n", ",provider,instance,region,gpu_count,note\n")
 
 
-def price(usd: float, date: str | None, gpu_count: int | None = None) -> Price:
+def price(usd: float, date: str | None = None, gpu_count: int | None = None, source: str = "a list") -> Price:
     day = datetime.date.fromisoformat(date) if date else None
-    return Price(usd_per_gpu_hour=usd, source="a list", date=day, gpu_count=gpu_count)
+    return Price(usd_per_gpu_hour=usd, source=source, date=day, gpu_count=gpu_count)
 
 
 @pytest.fixture
@@ -34,14 +34,8 @@ def file(tmp_path) -> Path:
 def test_a_file_of_four_columns_is_enough(file) -> None:
     file.write_text(HEAD + "My GPU,2.50,2026-07-01,our contract\nMy GPU,3,,a guess\nOther,,2026-07-01,\n")
     assert read_prices(file) == {
-        "My GPU": [price_of(2.5, "our contract", "2026-07-01"), price_of(3, "a guess")]
+        "My GPU": [price(2.5, "2026-07-01", source="our contract"), price(3, source="a guess")]
     }
-
-
-def price_of(usd: float, source: str, date: str | None = None) -> Price:
-    return Price(
-        usd_per_gpu_hour=usd, source=source, date=datetime.date.fromisoformat(date) if date else None
-    )
 
 
 def test_the_other_columns_are_read_and_a_spreadsheets_mark_is_not(file) -> None:

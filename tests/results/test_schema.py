@@ -73,7 +73,8 @@ def test_a_damaged_file_is_named_with_what_is_wrong(tmp_path, text, why) -> None
         (
             '"on_first_ns":[16]',
             '"on_first_ns":[]',
-            "the blocks of the quads differ in number: [0, 1, 1, 1] - at `$.quads`",
+            "the columns of the quads differ in length: {'on_first_ns': 0, 'off_first_ns': 1, "
+            "'off_second_ns': 1, 'on_second_ns': 1} - at `$.quads`",
         ),
     ],
 )

@@ -231,20 +231,6 @@ def test_turning_a_ratio_round_turns_its_interval_round(first, second) -> None:
         assert other.high == pytest.approx(1 / one.low)
 
 
-@given(TIMES, st.integers(-10, 10))
-def test_another_unit_changes_the_figures_by_its_factor(values, power) -> None:
-    # A power of two scales without rounding; only the logarithms of over_runs round.
-    factor = 2.0**power
-    for function in (within_run, differences, over_runs):
-        plain, scaled = function(values, "ns"), function([value * factor for value in values], "ns")
-        assert scaled.value == plain.value * factor
-        assert (plain.low is None) == (scaled.low is None)
-        if plain.low is not None and plain.high is not None:
-            assert scaled.low == pytest.approx(plain.low * factor, rel=1e-9)
-            assert scaled.high == pytest.approx(plain.high * factor, rel=1e-9)
-        assert (scaled.samples, scaled.interval) == (plain.samples, plain.interval)
-
-
 @pytest.mark.parametrize(
     ("count", "below"),
     # Ranks of the ends of the 95 % interval of a median (Conover, Practical Nonparametric Statistics): with

@@ -13,7 +13,7 @@ from results import schemas
 from results.errors import NewerSchemaError
 from results.outcome import Outcome
 from results.rebuild import rebuilt_plan
-from results.store import OUTCOMES, Study
+from results.store import Study
 
 Damage = Callable[[Path], object]
 QUADS = (b"on_first", b"off_first", b"off_second", b"on_second")
@@ -94,9 +94,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
 def test_a_damaged_rank_file_costs_only_its_run_until_it_is_mended(study, victim, damage, why) -> None:
     intact, healthy = victim.read_bytes(), study.results()
     damage(victim)
-    outcomes = [(run.outcome, run.reason) for run in study.outcomes()]
     results = study.collect()
-    assert outcomes == [(run.outcome, run.reason) for run in results]
     assert [run.outcome for run in results] == [Outcome.OK, Outcome.UNKNOWN, Outcome.OK, Outcome.OK]
     assert [results[0], *results[2:]] == [healthy[0], *healthy[2:]]
     lost = results[1]
@@ -111,19 +109,16 @@ def test_a_damaged_rank_file_costs_only_its_run_until_it_is_mended(study, victim
     assert study.collect() == healthy
 
 
-def test_kept_outcomes_stand_for_records_until_one_is_written_again(study, victim) -> None:
-    found = study.outcomes()
+def test_kept_results_stand_for_records_until_one_is_written_again(study, victim) -> None:
+    found = study.results(keep=True)
     assert [run.outcome for run in found] == [Outcome.OK] * 4
     written = victim.stat().st_mtime_ns
     # A reader of the record would find that it is damaged.
     victim.write_bytes(b"{")
     os.utime(victim, ns=(written, written))
-    assert study.outcomes() == found
+    assert study.results() == found
     os.utime(victim, ns=(2 * written, 2 * written))
-    assert [run.outcome for run in study.outcomes()].count(Outcome.UNKNOWN) == 1
-    os.utime(victim, ns=(written, written))
-    (study.root / OUTCOMES).write_bytes(b"{")
-    assert [run.outcome for run in study.outcomes()].count(Outcome.UNKNOWN) == 1
+    assert [run.outcome for run in study.results()].count(Outcome.UNKNOWN) == 1
 
 
 def test_records_that_do_not_fit_together_cost_only_their_run(study, victim) -> None:

@@ -13,7 +13,6 @@ from results.cell import Cell
 from results.errors import SpecError
 from results.parts import ModelParts, Part, Saved, Weight
 from results.spec import Option
-from strategies.catalog import OPTIMIZERS
 from workloads import catalog
 from workloads.build import build_workload
 from workloads.catalog import (
@@ -28,12 +27,6 @@ from workloads.catalog import (
 )
 from workloads.shape import Shape, WorkloadFacts
 from workloads.workload import ImageInput, Workload
-
-
-def test_a_gpt_counts_its_tokens() -> None:
-    whole, part = (facts(WORKLOADS.parse(text)) for text in ("gpt2-small", "gpt2-small:seq=128"))
-    assert (whole.unit, whole.units_per_sample, part.units_per_sample) == ("tokens", 1024, 128)
-    assert whole.parameters == part.parameters
 
 
 def test_a_padded_vocabulary_adds_rows_and_no_tokens() -> None:
@@ -86,11 +79,6 @@ def test_each_family_has_one_cpu_preset_and_the_defaults_on_cpu_are_such() -> No
     ]
     assert all(MEMBERS[name].cpu_preset for name in default_workloads("cpu"))
     assert [MEMBERS[name].shape.facts().family for name in default_workloads("cuda")] == ["resnet", "gpt"]
-
-
-def test_default_optimizers_are_canonical_texts() -> None:
-    texts = [member.optimizer for member in MEMBERS.values()]
-    assert [OPTIMIZERS.parse(text).text for text in texts] == texts
 
 
 @dataclass(frozen=True, kw_only=True)

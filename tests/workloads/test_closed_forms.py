@@ -5,18 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from results.parts import ModelParts
-from workloads.build import build
 from workloads.catalog import WORKLOADS, facts
 from workloads.gpt import GPTShape
-from workloads.llama import LlamaShape
-from workloads.mlp import MLPShape
-from workloads.resnet import ResNetShape
-from workloads.shape import Shape
 
 
 @pytest.mark.parametrize(
@@ -65,64 +57,6 @@ def test_parameters_are_the_published_ones(text, parameters) -> None:
 )
 def test_forward_flops_are_twice_the_published_multiply_adds(text, macs) -> None:
     assert facts(WORKLOADS.parse(text)).forward_flops == 2 * macs
-
-
-@pytest.mark.parametrize(
-    ("text", "blocks"), [("resnet18", 8), ("resnet50", 16), ("gpt-nano", 4), ("llama-nano", 4), ("mlp", 0)]
-)
-def test_blocks_are_those_of_the_papers(text, blocks) -> None:
-    assert facts(WORKLOADS.parse(text)).blocks == blocks
-
-
-@st.composite
-def resnets(draw: st.DrawFn) -> ResNetShape:
-    blocks = draw(st.tuples(*[st.integers(1, 3)] * 4))
-    px, classes = draw(st.integers(32, 80)), draw(st.integers(2, 12))
-    return ResNetShape(blocks=blocks, bottleneck=draw(st.booleans()), px=px, classes=classes)
-
-
-@st.composite
-def gpts(draw: st.DrawFn) -> GPTShape:
-    heads, seq = draw(st.integers(1, 4)), draw(st.integers(1, 9))
-    layers, vocabulary = draw(st.integers(1, 3)), draw(st.integers(2, 40))
-    return GPTShape(layers=layers, width=8 * heads, heads=heads, context=12, vocabulary=vocabulary, seq=seq)
-
-
-@st.composite
-def llamas(draw: st.DrawFn) -> LlamaShape:
-    kv_heads = draw(st.integers(1, 3))
-    heads = draw(st.integers(1, 3)) * kv_heads
-    return LlamaShape(
-        layers=draw(st.integers(1, 3)), width=8 * heads, heads=heads, kv_heads=kv_heads,
-        hidden=draw(st.integers(1, 30)), context=12, vocabulary=9, seq=5, tied=draw(st.booleans()),
-    )  # fmt: skip
-
-
-@st.composite
-def mlps(draw: st.DrawFn) -> MLPShape:
-    widths = draw(st.lists(st.integers(1, 20), min_size=2, max_size=5))
-    return MLPShape(widths=tuple(widths), dropout=0.1)
-
-
-@pytest.mark.parametrize("shapes", [resnets(), gpts(), llamas(), mlps()], ids="resnet gpt llama mlp".split())
-def test_any_shape_has_its_parameters(shapes) -> None:
-    @settings(max_examples=10)
-    @given(shape=shapes)
-    def check(shape: Shape) -> None:
-        with torch.device("meta"):
-            module = build(shape).module
-        assert sum(parameter.numel() for parameter in module.parameters()) == shape.facts().parameters
-
-    check()
-
-
-def test_the_stem_of_a_resnet_is_counted_as_by_hand() -> None:
-    small, large = (facts(WORKLOADS.parse(f"resnet18:px={px}:classes=10")) for px in (32, 64))
-    assert small.parameters == large.parameters
-    # Twice the side is four times the positions of every convolution; the classifier stays.
-    classifier = 2 * 512 * 10
-    assert isinstance(small.forward_flops, int)
-    assert large.forward_flops == 4 * (small.forward_flops - classifier) + classifier
 
 
 def test_gpt_nano_by_hand() -> None:

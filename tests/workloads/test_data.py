@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -85,38 +84,6 @@ def test_synthetic_batches_are_a_pool_given_in_turn(ask) -> None:
 def test_synthetic_tokens_are_predicted_from_the_one_before(ask) -> None:
     x, y = next(open_batches(ask("gpt-nano", "synthetic")))
     assert torch.equal(x[:, 1:], y[:, :-1])
-
-
-def rows(batches: Iterator[Batch], count: int) -> list[bytes]:
-    return [row.numpy().tobytes() for x, _ in islice(batches, count) for row in x]
-
-
-def numbered(tmp_path: Path, windows: int) -> str:
-    """A text of this number of windows of 4 bytes, all different."""
-    path = tmp_path / "numbered.txt"
-    path.write_bytes(b"".join(f"{i:04d}".encode() for i in range(windows)) + b".")
-    return f"text:{path}"
-
-
-def test_an_epoch_deals_every_sample_to_exactly_one_replica(ask, tmp_path) -> None:
-    dataset = numbered(tmp_path, 60)
-    # 60 windows over 3 replicas: 20 each, 5 batches of 4.
-    shares = [rows(open_batches(ask("gpt-nano:seq=4", dataset, replicas=3, replica=r)), 5) for r in range(3)]
-    dealt = [row for share in shares for row in share]
-    assert len(dealt) == len(set(dealt)) == 60
-
-
-def test_the_next_epoch_deals_anew(ask, tmp_path) -> None:
-    request = ask("gpt-nano:seq=4", numbered(tmp_path, 40))
-    both = rows(open_batches(request), 20)
-    assert sorted(both[:40]) == sorted(both[40:])
-    assert both[:40] != both[40:]
-
-
-def test_samples_that_do_not_fill_a_batch_are_left_out(ask, tmp_path) -> None:
-    # 11 windows over 2 replicas: 5 each, one batch of 4 an epoch.
-    batches = take(ask("gpt-nano:seq=4", numbered(tmp_path, 11), replicas=2), 3)
-    assert [len(x) for x, _ in batches] == [4, 4, 4]
 
 
 @settings(max_examples=30)

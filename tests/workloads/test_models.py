@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from workloads.build import build_workload
-from workloads.gpt.model import GPT
 from workloads.llama import LlamaShape
-from workloads.llama.model import GroupedAttention, Llama, RMSNorm, rotated, rotations
+from workloads.llama.model import GroupedAttention, RMSNorm, rotated, rotations
 from workloads.resnet.model import Bottleneck
 
 
@@ -74,21 +73,6 @@ def test_a_language_model_does_not_look_ahead(name) -> None:
     assert not torch.allclose(before[:, 40:], after[:, 40:])
 
 
-def test_the_head_of_a_gpt_is_its_embedding() -> None:
-    torch.manual_seed(0)
-    module = build_workload("gpt-nano:seq=3").module
-    assert isinstance(module, GPT)
-    tokens = torch.tensor([[1, 2, 3]])
-    with torch.no_grad():
-        before = module(tokens)[0, :, 200].clone()
-        module.wte.weight[200] *= 2  # a token that is not among the inputs
-        after = module(tokens)[0, :, 200]
-    torch.testing.assert_close(after, 2 * before)
-    torch.autograd.backward(module(tokens).sum())
-    gradient = module.wte.weight.grad
-    assert gradient[200].abs().sum() > 0
-
-
 SMALL = LlamaShape(
     layers=2, width=16, heads=4, kv_heads=2, hidden=24, context=12, vocabulary=20, seq=6, tied=True
 )
@@ -121,17 +105,6 @@ def test_rotary_positions_turn_pairs_by_the_papers_angles() -> None:
             )
 
 
-def test_rotated_products_depend_on_the_distance_alone() -> None:
-    query, key = torch.randn(8), torch.randn(8)
-    rows = [v.expand(1, 1, 10, 8) for v in (query, key)]
-    turned_query, turned_key = (rotated(v, rotations(v, 10_000.0))[0, 0] for v in rows)
-    products = turned_query @ turned_key.T
-    for distance in range(10):
-        diagonal = products.diagonal(-distance)
-        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
-    assert not torch.allclose(products[0, 0], products[5, 0])
-
-
 def _naive(attention: GroupedAttention, x: Tensor) -> Tensor:
     """Head by head and position by position, over (tokens, width) in float64."""
     tokens, width = x.shape
@@ -161,11 +134,3 @@ def test_attention_is_that_of_the_naive_loop() -> None:
     torch.testing.assert_close(
         attention(x)[0].double(), _naive(attention, x[0].double()), rtol=1e-4, atol=1e-5
     )
-
-
-def test_the_head_is_the_embedding_only_where_it_is_tied() -> None:
-    tied = Llama(SMALL)
-    assert tied.lm_head.weight is tied.embed_tokens.weight
-    with torch.device("meta"):
-        own = build_workload("llama-7b").module
-    assert own.get_parameter("lm_head.weight") is not own.get_parameter("embed_tokens.weight")

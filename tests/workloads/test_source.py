@@ -26,12 +26,6 @@ def test_the_hash_is_that_of_the_modules_path_and_content(tmp_path) -> None:
     assert source_hash("model:build", tmp_path) == hashlib.sha256(b"model.py\0" + content).hexdigest()[:16]
 
 
-def test_the_hash_is_of_the_content_and_not_of_the_folder(tmp_path) -> None:
-    for name in ("here", "there"):
-        write(tmp_path / name, model="def build(): ...\n")
-    assert source_hash("model:build", tmp_path / "here") == source_hash("model:build", tmp_path / "there")
-
-
 def test_the_module_is_not_imported(tmp_path) -> None:
     write(tmp_path, model="raise SystemExit('imported')\ndef build(): ...\n")
     assert len(source_hash("model:build", tmp_path)) == 16

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -29,12 +28,6 @@ class DatasetFacts(CatalogFacts):
     held_out: ClassVar[int] = 0
     """The number of `samples` that a training does not take, because it validates on them."""
 
-    @classmethod
-    @abstractmethod
-    def fits(cls, *, shape: tuple[int, ...] = (), classes: int = 0, vocabulary: int = 0) -> bool:
-        """Return whether it suits a model of images of a `shape` in `classes`, or of tokens of a
-        `vocabulary`."""
-
     @property
     def file(self) -> str | None:
         """The path of the user's file, as written; None for data that come with Python packages."""
@@ -56,10 +49,6 @@ class Synthetic(DatasetFacts):
     help = "random samples made beforehand on the device: no input pipeline"
     takes = None
 
-    @classmethod
-    def fits(cls, *, shape: tuple[int, ...] = (), classes: int = 0, vocabulary: int = 0) -> bool:
-        return True
-
 
 class Digits(DatasetFacts):
     """Small square images."""
@@ -70,10 +59,6 @@ class Digits(DatasetFacts):
     help = f"{samples} handwritten digits of 8 x 8, resized to the workload's input"
     options = _WORKERS
     takes = "images"
-
-    @classmethod
-    def fits(cls, *, shape: tuple[int, ...] = (), classes: int = 0, vocabulary: int = 0) -> bool:
-        return classes >= DIGITS_CLASSES and is_square(shape)
 
     def read(self, takes: Any, folder: Path) -> Any:
         return load("workloads.datasets.samples:digits")(takes)
@@ -87,10 +72,6 @@ class Text(DatasetFacts):
     positional = Option(kind="str", default="stdlib", help="PATH of a text file")
     options = _WORKERS
     takes = "tokens"
-
-    @classmethod
-    def fits(cls, *, shape: tuple[int, ...] = (), classes: int = 0, vocabulary: int = 0) -> bool:
-        return vocabulary >= BYTE_VALUES
 
     @property
     def file(self) -> str | None:
@@ -110,10 +91,6 @@ class Own(DatasetFacts):
     options = _WORKERS
     takes = "own"
 
-    @classmethod
-    def fits(cls, *, shape: tuple[int, ...] = (), classes: int = 0, vocabulary: int = 0) -> bool:
-        return False
-
 
 DATASETS = Registry[DatasetFacts]("dataset", [Synthetic, Digits, Text, Own])
 
@@ -121,12 +98,12 @@ DATASETS = Registry[DatasetFacts]("dataset", [Synthetic, Digits, Text, Own])
 def fit_images(*, shape: tuple[int, ...], classes: int) -> tuple[str, ...]:
     """Return the data sets for a classifier of images of (channels, px, px) or (pixels,), the default
     first."""
-    return tuple(facts.name for facts in DATASETS.all_facts if facts.fits(shape=shape, classes=classes))
+    return (SYNTHETIC, Digits.name) if classes >= DIGITS_CLASSES and is_square(shape) else (SYNTHETIC,)
 
 
 def fit_tokens(*, vocabulary: int) -> tuple[str, ...]:
     """Return the data sets for a model over tokens, the default first."""
-    return tuple(facts.name for facts in DATASETS.all_facts if facts.fits(vocabulary=vocabulary))
+    return (SYNTHETIC, Text.name) if vocabulary >= BYTE_VALUES else (SYNTHETIC,)
 
 
 def is_square(shape: tuple[int, ...]) -> bool:

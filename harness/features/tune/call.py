@@ -37,7 +37,7 @@ from harness.features.tune.space import (
     make_space,
     nothing_fits,
 )
-from harness.launch.tally import tally
+from harness.launch.tally import Tally
 from harness.launchers.campaign_call import CampaignCall
 from harness.launchers.job_call import JobCall
 from harness.launchers.launcher import LauncherCall
@@ -388,7 +388,7 @@ class Tune(Matrix):
     def _require_one_device(self) -> None:
         """Raise UsageError if runs of this tune were on several devices, or on others than this call's."""
         studies = [one for one in (self._trials, Study(self._root)) if one.is_there]
-        ran = (run.environment for study in studies for run in study.outcomes())
+        ran = (run.environment for study in studies for run in study.results(keep=True))
         names = {environment.device_name for environment in ran if environment is not None}
         if isinstance(self._call, CampaignCall):
             gpus = visible_gpus() if self._request.device == "cuda" else []
@@ -455,7 +455,7 @@ class Tune(Matrix):
         found: dict[str, tuple[str, TunedTrial]] = {}
         for rung, plan in reversed(list(enumerate(plans))):
             whole = rung < len(plans) - 1 or self._is_whole
-            so_far = tally(results, plan, self._call.conditions(planned_code([plan])), rerun_failed=False)
+            so_far = Tally(plan=plan, conditions=self._call.conditions(planned_code([plan])).after(results))
             for cell in plan.cells:
                 setting = msgspec.structs.replace(cell, steps=StepPolicy()).id
                 if setting not in known:
@@ -481,7 +481,7 @@ class Tune(Matrix):
 
     def _finish(self, study: Study, plan: Plan, results: list[RunResult], *, report: bool) -> int:
         counted = study.review().counted(results)
-        runs = [*self._trials.outcomes(), *results]
+        runs = [*self._trials.results(keep=True), *results]
         lost = [run for run in runs if run.outcome is Outcome.NODE_FAILED]
         trains = self._launcher.trains
         answer = answer_of(self._tuning, self._space, plan, counted, trains=trains, lost=lost)
