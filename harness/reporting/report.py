@@ -6,8 +6,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from harness.terminal.console import GAP, Console
-from reports.analysis.headline import headline_table
+from harness.terminal.console import Console
+from harness.terminal.narrow import narrow_lines
+from harness.terminal.table_text import GAP, column_widths, total_width
+from reports.analysis.headline import headline, headline_table
 from reports.analysis.size_to_buy import CPU
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.verdict import Record, StudyVerdict, verdict
@@ -71,12 +73,16 @@ def name_files(written: Sequence[Path], console: Console) -> None:
 
 
 def print_headline(figures: StudyFigures, console: Console) -> None:
-    """Print the report's first table."""
+    """The report's first table, in another form where the terminal has no room for it."""
     table = headline_table(figures)
     if not table.rows:
         console.result("no cell has a figure; the report says why")
         return
-    console.table(table.titles, table.texts, numeric=table.numeric)
+    if total_width(column_widths(table.titles, table.texts)) <= console.width:
+        console.table(table.titles, table.texts, numeric=table.numeric)
+        return
+    for line in narrow_lines(headline(figures), figures.devices_word, console.width):
+        console.result(line)
 
 
 def print_verdict(figures: StudyFigures, console: Console) -> None:

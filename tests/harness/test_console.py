@@ -1,19 +1,26 @@
-"""Tables on a terminal: no text is cut, and a narrow one has the last columns below each row."""
+"""Tables on a terminal: no text is cut, and a narrow one does without the columns that say least."""
 
 from __future__ import annotations
 
 import os
 import shlex
+from types import SimpleNamespace
 
 import pytest
+from builders import a_cell
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.cli import run
 from harness.reporting.report import command_lines, print_headline, record_lines
-from harness.terminal.console import Console, Standing, fitted_lines, table_lines
+from harness.terminal.console import Console, Standing
+from harness.terminal.narrow import narrow_lines
+from harness.terminal.table_text import column_widths, fitted_lines, table_lines
+from reports.analysis.headline import HeadlineRow
+from reports.analysis.scaling import Efficiency, NoClaim
 from reports.analysis.study import analyse
 from reports.analysis.verdict.verdict import Record
+from results.statistics import Metric
 
 
 def test_heads_break_at_their_blanks_and_figures_are_set_flush_right() -> None:
@@ -109,6 +116,46 @@ def test_the_headline_fits_the_terminal_and_keeps_every_fact_of_trust(
     for word in ("strategy", "efficiency", "measured", "serial-simulation"):
         assert word in said
     assert ("disturbed" in said) == any(one.disturbed for one in figures.cells.values())
+    assert ("Left out on" in said) == (width < 120)
+
+
+def test_a_long_name_has_lines_of_its_own_and_a_row_that_differs_says_so() -> None:
+    rows = [
+        _row("ddp", disturbed=False),
+        _row("ddp" + 97 * " + x", disturbed=False),
+        _row("fsdp", disturbed=True),
+    ]
+    lines = narrow_lines(rows, "GPUs", 80)
+    assert max(map(len, lines)) <= 80
+    assert "".join(lines).replace(" ", "").count("+x") == 97
+    [differs] = [line for line in lines if "disturbed" in line]
+    assert differs.lstrip().startswith("3 measured, disturbed") or differs.startswith("fsdp")
+    assert lines[0] == "gpt-nano, weak scaling, batch 8 per replica, serial-simulation, 3 measured"
+
+
+def _row(strategy: str, *, disturbed: bool) -> HeadlineRow:
+    pool = SimpleNamespace(planned=3, disturbed_out=0, unproven=0)
+    step = Metric(value=1e7, unit="ns", low=9e6, high=1.1e7, samples=3, interval="range")
+    rate = Metric(value=800.0, unit="samples/s", low=700.0, high=900.0, samples=3, interval="range")
+    figures = SimpleNamespace(
+        cell=a_cell(workload="gpt-nano", gpus=4, micro_batch=8),
+        step_ns=step,
+        throughput=rate,
+        exposed_share=None,
+        proof_method="serial-simulation",
+        runs=[SimpleNamespace(copies_ns=None)] * 3,
+        pool=pool,
+        evidence="measured",
+        disturbed=disturbed,
+    )
+    return HeadlineRow(
+        workload="gpt-nano",
+        strategy=strategy,
+        setting="",
+        kinds=("weak",),
+        figures=figures,
+        efficiency=Efficiency(metric=None, baseline=None, no_claim=NoClaim("emulated")),
+    )
 
 
 def test_the_verdict_takes_six_lines_a_workload_and_the_lowest_ranks_stay() -> None:
