@@ -239,7 +239,7 @@ def loss_of(point: CurvePoint) -> Lost | None:
     """The loss of a point against the baseline of its efficiency or, if none is claimed, against its own
     computation; None without a budget."""
     own, claim = budget(point.figures), point.efficiency
-    baseline = budget(claim.baseline.figures) if claim.baseline and claim.metric else None
+    baseline = budget(claim.baseline) if claim.baseline and claim.metric else None
     return lost(own, baseline or own) if own else None
 
 

@@ -148,7 +148,7 @@ def _more_runs(study: StudyFigures, piece: Piece, curve: Curve, picked: Picked) 
 
     def sizes_of(of: Curve) -> tuple[int, ...]:
         own = tuple(point.gpus for point in of.points if point.figures.cell.id in few)
-        alone = own and of.single is not None and of.single.figures.cell.id in few and joins(of)
+        alone = own and of.single is not None and of.single.cell.id in few and joins(of)
         return (1, *own) if alone else own
 
     # One call runs one series and its single device: the series with most of these cells, and the series of
@@ -186,7 +186,7 @@ def _run(
     """More `repeats` of a series may include its single device, as the first of `gpus`."""
     key, alone, own = curve.key, None, {one.gpus: one.figures.cell for one in curve.points}
     if repeats is not None and 1 in gpus and 1 not in own and curve.single is not None:
-        own[1] = curve.single.figures.cell
+        own[1] = curve.single.cell
         alone = own[1].strategy
     hours = gpu_hours(curve, gpus, repeats or _request(study, key).repeats)
     price = highest_price(study)
@@ -294,8 +294,8 @@ def joins(curve: Curve) -> bool:
     return (
         single is not None
         and plain
-        and single.figures.cell.strategy != key.strategy
-        and single.figures.cell.compression == UNCOMPRESSED
+        and single.cell.strategy != key.strategy
+        and single.cell.compression == UNCOMPRESSED
         and any(gap.gpus == 1 and gap.skipped for gap in curve.gaps)
     )
 

@@ -277,7 +277,7 @@ def _efficiencies() -> Iterator[Column[CellRow]]:
         for against in ("single", "own"):
             name, path = f"efficiency_{kind}_{against}", f"{kind}.{against}"
             yield from metric(name, f"{path}.metric")
-            yield text(f"{name}_baseline", f"{path}.baseline.figures.cell.id")
+            yield text(f"{name}_baseline", f"{path}.baseline.cell.id")
             yield text(f"{name}_absent", f"{path}.reason")
 
 

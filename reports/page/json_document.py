@@ -173,6 +173,6 @@ def _point(point: CurvePoint | None) -> Mapping[str, Json] | None:
 def _efficiency(efficiency: Efficiency) -> Json:
     return {
         "metric": efficiency.metric,
-        "baseline": efficiency.baseline.figures.cell.id if efficiency.baseline else None,
+        "baseline": efficiency.baseline.cell.id if efficiency.baseline else None,
         "absent": efficiency.reason,
     }

@@ -148,7 +148,7 @@ def _row(strategy: str, *, disturbed: bool) -> HeadlineRow:
     step = Metric(value=1e7, unit="ns", low=9e6, high=1.1e7, samples=3, interval="range")
     rate = Metric(value=800.0, unit="samples/s", low=700.0, high=900.0, samples=3, interval="range")
     figures = SimpleNamespace(
-        cell=a_cell(workload="gpt-nano", gpus=4, micro_batch=8),
+        cell=a_cell(workload="gpt-nano", strategy=strategy, gpus=4, micro_batch=8),
         step_ns=step,
         throughput=rate,
         exposed_share=None,
@@ -159,10 +159,7 @@ def _row(strategy: str, *, disturbed: bool) -> HeadlineRow:
         disturbed=disturbed,
     )
     return HeadlineRow(
-        workload="gpt-nano",
-        strategy=strategy,
-        setting="",
-        kinds=("weak",),
+        of=("weak",),
         figures=figures,
         efficiency=Efficiency(metric=None, baseline=None, no_claim=NoClaim("emulated")),
     )

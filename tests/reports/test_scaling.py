@@ -41,7 +41,7 @@ def test_weak_efficiency_against_the_own_smallest_size(small) -> None:
     study = small.analysed()
     four = point(study, "weak", "ddp", 4).own
     assert value(four) == pytest.approx(2000 * 2 / (1280 * 4))  # 0.78125
-    assert four.baseline.short == "ddp on 2"
+    assert four.baseline.name == "ddp on 2"
     assert point(study, "weak", "ddp", 2).own.is_baseline
 
 
@@ -92,7 +92,7 @@ def test_every_way_to_exchange_is_measured_against_the_one_single_device(planted
     assert value(point(study, "weak", label, 4).single) == pytest.approx(0.5)
     assert value(point(study, "weak", label, 4).own) == pytest.approx(0.8)
     baseline = curve(study, "weak", label).single
-    assert baseline.short == "single on 1"
+    assert baseline.name == "single on 1"
 
 
 @pytest.mark.parametrize("axes", [{"collective": "ring"}, {"link_mbit_per_s": 1000.0}])

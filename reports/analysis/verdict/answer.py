@@ -89,7 +89,7 @@ def times(named: Named) -> Metric | None:
     claim = named[1].efficiency
     if claim.claimed is None or claim.baseline is None:
         return None
-    return claim.claimed.times(named[1].gpus / claim.baseline.gpus)
+    return claim.claimed.times(named[1].gpus / claim.baseline.cell.gpus)
 
 
 def _figure(times: Metric | None) -> str:

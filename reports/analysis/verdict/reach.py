@@ -89,9 +89,9 @@ def _lost(point: CurvePoint) -> Lost | str:
         return claim.reason or NO_BASELINE
     if not claim.metric.tells:
         return "the runs are too far apart"
-    here, ideal = budget(point.figures), budget(claim.baseline.figures)
+    here, ideal = budget(point.figures), budget(claim.baseline)
     if here is None or ideal is None:
-        return str(why_no_budget(point.figures if here is None else claim.baseline.figures))
+        return str(why_no_budget(point.figures if here is None else claim.baseline))
     return lost(here, ideal)
 
 

@@ -16,7 +16,7 @@ from reports.analysis.exchange import exchange_parts
 from reports.analysis.figures import CellFigures
 from reports.analysis.next_run import NextRun, next_run
 from reports.analysis.outcomes import outcome_words
-from reports.analysis.scaling import name, piece_of, rate
+from reports.analysis.scaling import piece_of, rate
 from reports.analysis.size_to_buy import ALL_EMULATED, CPU, KINDS, SizeToBuy, sizes_to_buy
 from reports.analysis.stragglers import Stragglers, stragglers
 from reports.analysis.study import StudyFigures
@@ -173,7 +173,7 @@ def _scaling(study: StudyFigures, size: SizeToBuy, found: Reach | None) -> Itera
     figure = f"{found.strategy} on {found.gpus:,}, efficiency {share}; {place}"
     yield Record(what=what, figure=figure, because=growth, rank=2, growth=True)
     yield Record(what=f"time lost, {size.scaling}", figure=found.cause, rank=5, growth=True)
-    if beyond := [name(named) for named in piece.measured if named[1].efficiency.super_linear]:
+    if beyond := [named[1].figures.name for named in piece.measured if named[1].efficiency.super_linear]:
         yield Record(what="super-linear", figure=f"{listed(beyond)}, worth a second look", rank=6)
 
 

@@ -16,7 +16,7 @@ from reports.analysis.assumptions import study_day
 from reports.analysis.budget import RESIDUAL_ABOVE
 from reports.analysis.cost import CellCost, cell_costs
 from reports.analysis.knee import PAYS_FROM, SURE_FROM
-from reports.analysis.scaling import Named, Piece, name, piece_of
+from reports.analysis.scaling import Named, Piece, piece_of
 from reports.analysis.series import told_settings
 from reports.analysis.size_to_buy import LIKELY_FROM, SizeToBuy, sizes_to_buy
 from reports.analysis.study import StudyFigures
@@ -190,14 +190,14 @@ def _answer(study: StudyFigures, one: _Shown) -> Answer:
 def _efficiency(one: _Shown) -> Told:
     if one.lead is None:
         return Told(figure="not claimed", lines=("every figure is emulated",))
-    claim, where = one.lead[1].efficiency, "" if one.bought.choice else f"{name(one.lead)}, "
+    claim, where = one.lead[1].efficiency, "" if one.bought.choice else f"{one.lead[1].figures.name}, "
     if claim.is_baseline:
         return Told(figure="baseline", lines=(f"{where}the others are measured against it",))
     if claim.metric is None or claim.baseline is None:
         return Told(figure="not claimed", lines=(f"{where}{claim.reason}",))
     said, faster = metric(claim.metric), times(one.lead)
     speed_up = f"{number(faster.value)} times as fast as " if faster else ""
-    return _told(one, claim.metric, said.value, (said.note, f"{where}{speed_up}{claim.baseline.short}"))
+    return _told(one, claim.metric, said.value, (said.note, f"{where}{speed_up}{claim.baseline.name}"))
 
 
 def _work_done(one: _Shown) -> Told:
