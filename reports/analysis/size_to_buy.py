@@ -108,7 +108,10 @@ def _by_knee(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picke
         reasons = dict.fromkeys(stop.reason for _, stop in stops if stop.reason is not None)
         return f"no growth can be judged: {listed(list(reasons) or [LEFT_OUT])}"
     chosen = _smallest_of_fastest([end for end, *_ in ends], goal.smallest)
-    _, curve, stop = max((one for one in ends if one[0] is chosen), key=lambda one: _next_step(one[2]))
+    _, curve, stop = max(
+        (one for one in ends if one[0] is chosen),
+        key=lambda one: one[2].beyond.marginal.value if one[2].beyond else math.inf,
+    )
     return Picked(
         candidate=chosen,
         why=stop.text,
@@ -135,11 +138,6 @@ def _end(curve: Curve, stop: Knee, candidates: Sequence[Candidate]) -> Candidate
     """The candidate at a curve's knee or, without one, at its largest claimed size."""
     ids = {one.cell.id for one in curve.figures if one.cell.gpus == stop.size}
     return next((one for one in candidates if one.figures.cell.id in ids), None)
-
-
-def _next_step(stop: Knee) -> float:
-    """The yield of the first growth that does not pay; infinite if every growth pays."""
-    return stop.beyond.marginal.value if stop.beyond else math.inf
 
 
 def _instead(odds: Mapping[int, float]) -> str:
@@ -494,14 +492,13 @@ def holes_of(
         curve
         for curve in study.curves
         if (curve.key.work, curve.key.link) == (like.work, like.link)
-        and (any(point.figures.cell.id in ids for point in curve.points) or _lost(curve))
+        and (
+            any(point.figures.cell.id in ids for point in curve.points)
+            # Without a figure, and exchanges all of its gradients.
+            or (not curve.points and curve.key.compression == UNCOMPRESSED)
+        )
     ]
     return holes(rivals, piece, picked.curve, chosen.figures.rate, chosen.gpus)
-
-
-def _lost(curve: Curve) -> bool:
-    """Whether a series has no figure, and exchanges all of its gradients."""
-    return not curve.points and curve.key.compression == UNCOMPRESSED
 
 
 def _part(these: int, runs: int) -> str:

@@ -24,8 +24,7 @@ from typing import Any
 import pytest
 from generated_study import Trouble, large_study
 
-from reports.page.joint import render_studies
-from reports.page.render import render_figures
+from reports.page.render import render_figures, render_studies
 from results import files
 from results.outcome import Evidence
 

@@ -15,11 +15,11 @@ import reports
 from harness.cli import run
 from reports.analysis.side_by_side import side_by_side
 from reports.analysis.study import StudyFigures
-from reports.page.joint import render_studies
 from reports.page.json_document import json_document
 from reports.page.looks import COLOURS, ON_PAPER, looks
 from reports.page.markup import escaped, latex
 from reports.page.paper import FORMS, STYLES, figure_files, shared_figure_files
+from reports.page.render import render_studies
 from reports.page.sections.comparison import shared_charts
 from reports.page.sections.scaling import throughput_chart
 from reports.page.tables import TABLES, frame_of

@@ -8,8 +8,7 @@ import pytest
 
 from reports.analysis.side_by_side import NO_ENVIRONMENT, side_by_side
 from reports.analysis.study import StudyFigures
-from reports.page.joint import render_studies
-from reports.page.render import render_figures
+from reports.page.render import render_figures, render_studies
 from reports.page.sections.comparison import comparison_table
 from results.cell import StepPolicy
 from results.outcome import Evidence
