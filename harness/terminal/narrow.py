@@ -72,7 +72,7 @@ def _wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
 
 
 def _group(row: HeadlineRow) -> tuple[str, ...]:
-    cell = row.figures.cell
+    cell = row.cell
     weak = "weak" in row.of
     size = f"batch {cell.batch_per_replica:,} per replica" if weak else f"global batch {cell.global_batch:,}"
     return cell.workload, row.setting, f"{' and '.join(row.of)} scaling", size
@@ -84,10 +84,10 @@ def _group_lines(
     common = {key: _most_frequent(map(show, rows)) for key, show in _SHARED.items()}
     yield from _wrapped(_head(rows[0], common), width, indent="    ")
     titles = ["strategy", sizes_count, *(title for title, _ in columns)]
-    names = [label(row.figures.cell) for row in rows]
+    names = [label(row.cell) for row in rows]
     long = [name if len(name) > LONGEST_NAME else None for name in names]
     body = [
-        ["" if name in long else name, f"{row.figures.cell.gpus:,}", *(show(row) for _, show in columns)]
+        ["" if name in long else name, f"{row.cell.gpus:,}", *(show(row) for _, show in columns)]
         for row, name in zip(rows, names, strict=True)
     ]
     lines = table_lines(titles, body, numeric=[False, *[True] * (len(titles) - 1)])

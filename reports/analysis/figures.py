@@ -133,6 +133,17 @@ class CellFigures:
         return self.pool.unproven if self.proof else self.newest.absent.get("proof")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfCell:
+    """What is found of a cell, with its figures."""
+
+    figures: CellFigures
+
+    @property
+    def cell(self) -> Cell:
+        return self.figures.cell
+
+
 def cell_figures(pool: Pool, *, unproven: bool = False) -> CellFigures | None:
     """The figures of a pool; None if no run of it counts. `unproven`: whether a reader takes it without a
     proof."""

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from reports import fields
 from reports.analysis.communication import ON_LESS_OFF
-from reports.analysis.figures import CellFigures, copies_of_runs
+from reports.analysis.figures import CellFigures, OfCell, copies_of_runs
 from reports.analysis.scaling import Efficiency
 from reports.analysis.study import StudyFigures
 from reports.fields import NONE, Field
@@ -23,10 +23,9 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FiguresRow(Generic[T]):
+class FiguresRow(OfCell, Generic[T]):
     """A cell in a table, and what only this table says of it."""
 
-    figures: CellFigures
     efficiency: Efficiency | None = None
     setting: str = ""
     """The settings that distinguish the cell from others of the study and have no column."""
@@ -48,12 +47,10 @@ def cells_table(
     """A table of cells: columns that several tables have, by their titles (of the size: `size`), and its own.
     Settings are shown if a row has one."""
     every: list[Column[FiguresRow[T]]] = [
-        words("workload", lambda row: row.figures.cell.workload),
-        words("strategy", lambda row: label(row.figures.cell)),
+        words("workload", lambda row: row.cell.workload),
+        words("strategy", lambda row: label(row.cell)),
         words("setting", lambda row: row.setting),
-        figures(
-            "batch per replica / global", lambda row: fields.batch(row.figures.cell), anchor="method-scaling"
-        ),
+        figures("batch per replica / global", lambda row: fields.batch(row.cell), anchor="method-scaling"),
         figures("step time", lambda row: fields.figure(row.figures.step_ns), anchor="method-step-time"),
         figures("interval", lambda row: fields.interval(row.figures.step_ns), anchor="method-interval"),
         figures("throughput", lambda row: fields.figure(row.figures.throughput), anchor="method-throughput"),
@@ -61,7 +58,7 @@ def cells_table(
         words("runs", lambda row: runs_text(row.figures), anchor="method-evidence"),
     ]
     shared = {one.title: one for one in every}
-    shared["size"] = figures(sizes, lambda row: fields.whole(row.figures.cell.gpus), anchor="method-sizes")
+    shared["size"] = figures(sizes, lambda row: fields.whole(row.cell.gpus), anchor="method-sizes")
     shown = [one for one in columns if one != "setting" or any(row.setting for row in rows)]
     return table(rows, [shared[one] if isinstance(one, str) else one for one in shown])
 
@@ -73,7 +70,7 @@ def headline(study: StudyFigures) -> list[HeadlineRow]:
         claim = point.efficiency
         baseline = claim.baseline.cell.id if claim.baseline else None
         # Points of one cell in two series with equal efficiency become one row.
-        one = (point.figures.cell.id, claim.is_baseline, baseline, claim.reason)
+        one = (point.cell.id, claim.is_baseline, baseline, claim.reason)
         kinds = (*(rows[one].of if one in rows else ()), key.kind)
         rows[one] = FiguresRow(
             figures=point.figures,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reports.analysis.figures import CellFigures
+from reports.analysis.figures import CellFigures, OfCell
 from reports.analysis.scaling import Curve
 from results.cell import Cell
 from results.run import RunResult
@@ -24,12 +24,11 @@ FINAL_SHARE = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossCurve:
+class LossCurve(OfCell):
     """The losses of a run of a cell."""
 
     label: str
     """The label of the exchange: `ddp + topk:0.01`."""
-    figures: CellFigures
     run: RunResult
 
     @property

@@ -124,7 +124,7 @@ def _left_open(study: StudyFigures, piece: Piece, picked: Picked | None) -> Next
     if picked is None:
         return None
     # Take the curve with the most sizes among those that have the chosen cell or are measured against it.
-    chosen = picked.candidate.figures.cell.id
+    chosen = picked.candidate.cell.id
     with_it = [curve for curve in piece.curves if any(one.cell.id == chosen for one in curve.figures)]
     curve = max(with_it, key=lambda curve: len(curve.points))
     more = _more_runs(study, piece, curve, picked)
@@ -147,7 +147,7 @@ def _more_runs(study: StudyFigures, piece: Piece, curve: Curve, picked: Picked) 
     wanted = max(one.pool.disturbed_out for one in few.values()) + enough
 
     def sizes_of(of: Curve) -> tuple[int, ...]:
-        own = tuple(point.gpus for point in of.points if point.figures.cell.id in few)
+        own = tuple(point.gpus for point in of.points if point.cell.id in few)
         alone = own and of.single is not None and of.single.cell.id in few and joins(of)
         return (1, *own) if alone else own
 
@@ -163,7 +163,7 @@ def _larger(study: StudyFigures, curve: Curve, why: str) -> NextRun | None:
     """Twice the largest size of a curve; None where a larger one was planned, or hosts lack the cores."""
     last = curve.points[-1]
     environment, gpus = last.figures.newest.environment, 2 * last.gpus
-    on_cpu = last.figures.cell.device == "cpu"
+    on_cpu = last.cell.device == "cpu"
     if on_cpu and environment is not None and gpus > environment.cores * environment.nodes:
         return None
     if any(gap.gpus > last.gpus for gap in curve.gaps):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from reports.analysis.exchange import FEW_RUNS, FEWEST_RUNS, incomparable
-from reports.analysis.figures import CellFigures
+from reports.analysis.figures import CellFigures, OfCell
 from reports.analysis.losses import WINDOW_SHARE, LossCurve, loss_curve
 from reports.analysis.memory import cell_memories
 from reports.analysis.scaling import unlike_conditions
@@ -26,11 +26,10 @@ _FOLLOWS = {"accumulation": ("micro_batch",), "dataset": ("dataset_hash",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverRow:
+class OverRow(OfCell):
     """One value of the axis."""
 
     value: str
-    figures: CellFigures
     memory_bytes: int | None
     """The largest memory of any rank and run: the allocator's peak, or on a CPU the memory over idle."""
     ratio: Metric | None

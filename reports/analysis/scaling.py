@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from reports.analysis.effect import side
-from reports.analysis.figures import EMULATED, CellFigures
+from reports.analysis.figures import EMULATED, CellFigures, OfCell
 from reports.analysis.outcomes import Failure
 from reports.analysis.pooling import differing, machine_facts
 from reports.analysis.series import MergedSeries, SeriesKey
@@ -82,10 +82,9 @@ class Efficiency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CurvePoint:
+class CurvePoint(OfCell):
     """One size of a curve with figures."""
 
-    figures: CellFigures
     own: Efficiency
     """The efficiency against the smallest size of the same series."""
     single: Efficiency

@@ -79,9 +79,9 @@ def candidates_of(piece: Piece, costs: dict[str, CellCost]) -> tuple[list[Candid
     """The points that may be bought, once each, and those that may not, with the reason."""
     found: dict[str, Candidate] = {}
     left_out: dict[str, None] = {}
-    precisions = {point.figures.cell.precision for _, point in piece.measured}
+    precisions = {point.cell.precision for _, point in piece.measured}
     for _, point in (*piece.measured, *piece.unproven):
-        figures, cost = point.figures, costs[point.figures.cell.id]
+        figures, cost = point.figures, costs[point.cell.id]
         refused = _refused(figures, differences_in_training(figures, precisions))
         if refused is not None:
             left_out[f"{figures.name} ({refused})"] = None
@@ -137,7 +137,7 @@ def _of_growths(curve: Curve, stop: Knee, size: int) -> tuple[CellFigures, ...]:
 def _end(curve: Curve, stop: Knee, candidates: Sequence[Candidate]) -> Candidate | None:
     """The candidate at a curve's knee or, without one, at its largest claimed size."""
     ids = {one.cell.id for one in curve.figures if one.cell.gpus == stop.size}
-    return next((one for one in candidates if one.figures.cell.id in ids), None)
+    return next((one for one in candidates if one.cell.id in ids), None)
 
 
 def _instead(odds: Mapping[int, float]) -> str:
@@ -184,11 +184,11 @@ def _by_cost(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picke
 def _by_time(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picked | str:
     assert goal.limit is not None
     limit_ns = goal.limit * 1e9
-    epochs = {one.figures.cell.id: one.cost.epoch_ns for one in candidates}
+    epochs = {one.cell.id: one.cost.epoch_ns for one in candidates}
     known = {key: epoch for key, epoch in epochs.items() if epoch is not None}
     if len(known) < len(epochs):
         return NO_EPOCH
-    in_time = [one for one in candidates if known[one.figures.cell.id].value <= limit_ns]
+    in_time = [one for one in candidates if known[one.cell.id].value <= limit_ns]
     fastest = max(candidates, key=lambda one: one.figures.rate)
     if not in_time:
         least = duration(known[fastest.figures.cell.id].value)
@@ -197,7 +197,7 @@ def _by_time(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picke
             f"{fastest.figures.name}, takes {least}"
         )
     chosen = min(in_time, key=lambda one: (_usd_or_time(one), -one.figures.rate))
-    epoch = known[chosen.figures.cell.id]
+    epoch = known[chosen.cell.id]
     late = (epoch.high or epoch.value) > limit_ns
     priced = chosen.cost.usd_per_epoch
     paid = f" for {metric(priced).value}" if priced else ""
@@ -400,7 +400,7 @@ def _size_to_buy(study: StudyFigures, piece: Piece, costs: dict[str, CellCost]) 
     if isinstance(picked, str):
         return none
     holes = holes_of(study, piece, picked, candidates)
-    between = range_text(holes, picked.candidate.figures.cell.device) if holes else None
+    between = range_text(holes, picked.candidate.cell.device) if holes else None
     rests_on = _rests_on(candidates, picked)
     doubts = _doubts(picked, rests_on, candidates, between)
     return replace(
@@ -430,10 +430,10 @@ def _why_none(piece: Piece, candidates: Sequence[Candidate]) -> str | None:
 def _choice(picked: Picked, between: str | None) -> Purchase:
     one = picked.candidate
     return Purchase(
-        cell_id=one.figures.cell.id,
-        strategy=label(one.figures.cell),
+        cell_id=one.cell.id,
+        strategy=label(one.cell),
         gpus=one.gpus,
-        device=one.figures.cell.device,
+        device=one.cell.device,
         odds=picked.knee.odds if picked.knee else None,
         instead=picked.knee.instead if picked.knee else {},
         shown_to=picked.knee.shown_to if picked.knee else None,
@@ -451,7 +451,7 @@ def _choice(picked: Picked, between: str | None) -> Purchase:
 def _rests_on(candidates: Sequence[Candidate], picked: Picked) -> RestsOn:
     runs = [run for one in candidates for run in one.figures.runs]
     return RestsOn(
-        cells=tuple(one.figures.cell.id for one in candidates),
+        cells=tuple(one.cell.id for one in candidates),
         deciding=tuple(one.cell.id for one in picked.cells),
         runs=len(runs),
         fewest_runs=picked.fewest_runs,
@@ -484,16 +484,16 @@ def holes_of(
     """The sizes without a figure at which the choice may lie; without a knee these are its neighbours."""
     chosen = picked.candidate
     if picked.curve is None:
-        own = [curve for curve in piece.curves if curve.key.label == label(chosen.figures.cell)]
+        own = [curve for curve in piece.curves if curve.key.label == label(chosen.cell)]
         return tuple(hole for curve in own if (hole := neighbours(curve, chosen.gpus)) is not None)
-    ids = {one.figures.cell.id for one in candidates}
+    ids = {one.cell.id for one in candidates}
     like = picked.curve.key
     rivals = [
         curve
         for curve in study.curves
         if (curve.key.work, curve.key.link) == (like.work, like.link)
         and (
-            any(point.figures.cell.id in ids for point in curve.points)
+            any(point.cell.id in ids for point in curve.points)
             # Without a figure, and exchanges all of its gradients.
             or (not curve.points and curve.key.compression == UNCOMPRESSED)
         )

@@ -128,7 +128,7 @@ def cell_rows(study: StudyFigures) -> list[CellRow]:
 
 def _points_by_cell(study: StudyFigures, kind: Scaling) -> dict[str, CurvePoint]:
     curves = [curve for curve in study.curves if curve.key.kind == kind]
-    return {point.figures.cell.id: point for curve in curves for point in curve.points}
+    return {point.cell.id: point for curve in curves for point in curve.points}
 
 
 def run_rows(study: StudyFigures) -> list[RunRow]:

@@ -60,8 +60,8 @@ def _over(study: StudyFigures, axis: str) -> Json:
                 "samples": group.samples,
                 "cells": [
                     {
-                        "id": row.figures.cell.id,
-                        "value": getattr(row.figures.cell, axis),
+                        "id": row.cell.id,
+                        "value": getattr(row.cell, axis),
                         "ratio": row.ratio,
                         "absent": row.absent,
                         "memory_bytes": row.memory_bytes,
@@ -81,7 +81,7 @@ def _comparison(found: SideBySide) -> Json:
         "unlike": found.unlike,
         "cells": [
             {
-                "id": entry.figures.cell.id,
+                "id": entry.cell.id,
                 "study": entry.study,
                 "first": first.study,
                 "first_id": first.figures.cell.id,

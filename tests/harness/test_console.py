@@ -16,7 +16,7 @@ from harness.reporting.report import command_lines, print_headline, record_lines
 from harness.terminal.console import Console, Standing
 from harness.terminal.narrow import narrow_lines
 from harness.terminal.table_text import column_widths, fitted_lines, table_lines
-from reports.analysis.headline import HeadlineRow
+from reports.analysis.headline import FiguresRow, HeadlineRow
 from reports.analysis.scaling import Efficiency, NoClaim
 from reports.analysis.study import analyse
 from reports.analysis.verdict.verdict import Record
@@ -158,7 +158,7 @@ def _row(strategy: str, *, disturbed: bool) -> HeadlineRow:
         evidence="measured",
         disturbed=disturbed,
     )
-    return HeadlineRow(
+    return FiguresRow(
         of=("weak",),
         figures=figures,
         efficiency=Efficiency(metric=None, baseline=None, no_claim=NoClaim("emulated")),

@@ -39,7 +39,7 @@ def analysed(planted, *, unproven: bool = False) -> StudyFigures:
 
 def test_a_run_that_is_not_proven_has_figures_and_says_so_everywhere(planted) -> None:
     figures = analysed(planted)
-    row = {row.gpus: row for row in headline(figures)}[8]
+    row = {row.cell.gpus: row for row in headline(figures)}[8]
     assert row.figures.step_ns.value == pytest.approx(11.1e6)
     assert row.figures.proof_method == "not proven"
     assert row.efficiency.metric is None

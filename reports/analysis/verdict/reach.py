@@ -74,7 +74,7 @@ def reach(named: Named) -> Reach | None:
         against=largest.efficiency.against,
         knee=stop.at,
         knee_text=stop.text,
-        lost_on=point.figures.cell.id,
+        lost_on=point.cell.id,
         lost_gpus=point.gpus,
         lost_share=share,
         lost_to=part,
@@ -121,7 +121,7 @@ def _cause(point: CurvePoint, loss: Lost | str) -> str:
 
 def _parts(point: CurvePoint, loss: Lost) -> Iterator[str]:
     """The largest part and its rivals, the largest first; the rivals and it with their ends."""
-    encodes = point.figures.cell.compression != UNCOMPRESSED
+    encodes = point.cell.compression != UNCOMPRESSED
     every = (loss.largest, *loss.rivals)
     for part in sorted(every, key=lambda one: -loss.part_ns[one]):
         low, high = loss.ends_ns(part)

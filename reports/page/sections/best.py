@@ -78,7 +78,7 @@ def _table(study: StudyFigures, found: Sequence[_Best]) -> TextTable:
         *([work] if several else []),
         "size",
         words("scaling", lambda row: row.of[1].key.kind, anchor="method-scaling"),
-        words("fastest", lambda row: f"{label(row.figures.cell)}{' (the only one)' if row.of[3] else ''}"),
+        words("fastest", lambda row: f"{label(row.cell)}{' (the only one)' if row.of[3] else ''}"),
         *("efficiency", "throughput"),
         words(
             "no difference shown to",

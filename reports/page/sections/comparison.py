@@ -84,7 +84,7 @@ def comparison_section(comparison: SideBySide) -> Section:
 def changed_tiles(comparison: SideBySide) -> Iterator[Tile]:
     """Say how many cells changed, and name the largest changes, the largest first."""
     judged = [
-        (shared[0].figures.cell, entry)
+        (shared[0].cell, entry)
         for shared in comparison.cells
         for entry in shared[1:]
         if entry.change is not None
@@ -115,7 +115,7 @@ def changed_tiles(comparison: SideBySide) -> Iterator[Tile]:
 
 def comparison_table(comparison: SideBySide) -> TextTable:
     """One row for each shared cell and study; the rows of a cell are together."""
-    cells = [(shared[0].figures.cell, entry) for shared in comparison.cells for entry in shared]
+    cells = [(shared[0].cell, entry) for shared in comparison.cells for entry in shared]
     settings = setting_labels(cell for cell, _ in cells)
     rows = [
         FiguresRow(figures=one.figures, efficiency=one.efficiency, setting=settings[setting_of(cell)], of=one)
@@ -238,7 +238,7 @@ def _efficiencies(study: str, curve: Curve) -> Iterator[Point]:
 
 def _ratios(comparison: SideBySide, study: str, curve: Curve) -> Iterator[Point]:
     for point in curve.points:
-        entry = comparison.ratio(study, point.figures.cell.id)
+        entry = comparison.ratio(study, point.cell.id)
         if entry is not None and entry.ratio is not None:
             told = f"{entry.ratio.value:.3g} times as fast ({metric(entry.ratio).note})"
             yield interval_point(
@@ -250,4 +250,4 @@ def _ratios(comparison: SideBySide, study: str, curve: Curve) -> Iterator[Point]
 
 
 def _where(study: str, curve: Curve, point: CurvePoint) -> str:
-    return f"{curve.key.label} on {devices(point.gpus, point.figures.cell.device)}, {study}"
+    return f"{curve.key.label} on {devices(point.gpus, point.cell.device)}, {study}"

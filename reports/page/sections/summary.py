@@ -93,7 +93,7 @@ def summary_section(study: StudyFigures) -> Section:
     for bought in sizes_to_buy(study):
         piece = piece_of(study.curves, bought.workload, bought.scaling)
         lead = lead_of(piece, bought, study.assumptions.smallest_effect) if piece else None
-        cost = costs.get(lead[1].figures.cell.id) if lead else None
+        cost = costs.get(lead[1].cell.id) if lead else None
         rows.append(_Shown(bought=bought, piece=piece, lead=lead, cost=cost))
     blocks = tuple(_blocks(study, rows, verdict(study)))
     return Section(anchor="summary", title="In short", blocks=blocks, definitions=_DEFINITIONS)
