@@ -107,7 +107,7 @@ def test_signs_of_latex_are_printed_as_they_are() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 def test_drawings_are_files_of_the_width_of_their_style(small, style) -> None:
-    files = {one.name: one.data for one in figure_files(small.analysed(), FORMS, style)}
+    files = dict(figure_files(small.analysed(), FORMS, style))
     stems = {"gpt-nano-weak-b8", "gpt-nano-strong-b32"}
     assert files.keys() == {
         f"{stem}-{what}.{form}" for stem in stems for what in ("throughput", "efficiency") for form in FORMS
@@ -138,7 +138,7 @@ def test_drawings_have_the_colours_the_dashes_and_the_axis_of_the_page(new_study
         ("blue", True),
         ("vermillion", False),
     }
-    svg = next(iter(figure_files(study, ("svg",), "screen"))).data.decode()
+    svg = next(iter(figure_files(study, ("svg",), "screen")))[1].decode()
     # Lines have their width in the style, and marks and bars another one.
     drawn = re.findall(
         r"none; (stroke-dasharray: \S+ stroke-dashoffset: 0; )?stroke: (#\w+); stroke-width: 1.6", svg
@@ -172,7 +172,7 @@ def two(new_study, tmp_path) -> list[StudyFigures]:
 
 
 def test_two_studies_share_axes_and_a_drawing_of_ratios(two) -> None:
-    files = {one.name: one.data for one in shared_figure_files(two, ("svg",), "paper")}
+    files = dict(shared_figure_files(two, ("svg",), "paper"))
     # The batch of fsdp differs: its curves share no axes, and it has no ratio.
     assert files.keys() == {
         "gpt-nano-weak-b8-throughput.svg",
@@ -183,7 +183,7 @@ def test_two_studies_share_axes_and_a_drawing_of_ratios(two) -> None:
 
 def test_a_drawing_that_leaves_lines_out_says_how_many(two, monkeypatch) -> None:
     monkeypatch.setattr("reports.page.paper._MOST_LINES", 1)
-    svg = next(iter(shared_figure_files(two, ("svg",), "paper"))).data.decode()
+    svg = next(iter(shared_figure_files(two, ("svg",), "paper")))[1].decode()
     # The text of glyphs stands beside them as a comment.
     assert "<!-- the 1 fastest of 2 lines -->" in svg
     assert "<!-- ddp, after -->" in svg
