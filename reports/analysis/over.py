@@ -1,7 +1,4 @@
-"""Comparison over one setting that the user names (`--compare-over`), although the work then differs.
-
-For cells that differ only in this setting: step time, memory, and the loss after the same number of samples.
-"""
+"""Comparison over one setting that the user names (`--compare-over`), although the work then differs."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 Efficiency = X(n) n0 / (X(n0) n) with X the throughput in samples a second: 1 is a line through the
 baseline.
-
-The pieces of work of a study are the curves that do the same work by one rule, over one network.
 """
 
 from __future__ import annotations

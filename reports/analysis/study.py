@@ -1,8 +1,4 @@
-"""All figures of a study in one value, from which the page, the tables and the command line are made.
-
-It includes the drift of a scheduler's allocations: how much they differ in a cell that each of them timed on
-one device. `summary` describes the study in a line of counts.
-"""
+"""All figures of a study in one value, from which the page, the tables and the command line are made."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ import pytest
 
 from harness.reporting.report import print_verdict
 from harness.terminal.console import Console
-from reports.analysis.verdict.reach import Reach
-from reports.analysis.verdict.verdict import NOTHING, StudyVerdict, verdict
+from reports.analysis.verdict.verdict import NOTHING, Reach, StudyVerdict, verdict
 from reports.text import listed
 from results.outcome import Evidence, Outcome
 from results.run import RunResult

@@ -1,8 +1,4 @@
-"""The answer for a workload in a sentence: what to use, its speed-up, and how the others compare.
-
-The configuration is the size to buy or, where none is named, the fastest at the largest measured size. It is
-compared with what ran on as many devices.
-"""
+"""The answer for a workload in a sentence: what to use, its speed-up, and how the others compare."""
 
 from __future__ import annotations
 

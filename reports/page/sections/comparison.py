@@ -1,7 +1,4 @@
-"""Several studies side by side: the first section of a report of several studies.
-
-Drawings with shared axes show throughputs of equal work, and the ratios of matched cells.
-"""
+"""Several studies side by side: the first section of a report of several studies."""
 
 from __future__ import annotations
 

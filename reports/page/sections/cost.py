@@ -1,8 +1,4 @@
-"""Cost and efficiency: the cost of training a cell, the frontier of time and cost, and the use of devices.
-
-Drawings show cost against time for the priced cells of one piece of work. A ring marks the cells on the
-frontier.
-"""
+"""Cost and efficiency: the cost of training a cell, the frontier of time and cost, and the use of devices."""
 
 from __future__ import annotations
 

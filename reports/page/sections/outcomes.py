@@ -1,7 +1,4 @@
-"""Failures and skips: points without a figure, grouped by rule, each reason once.
-
-Points that were planned not to run take few rows, also in a large matrix.
-"""
+"""Failures and skips: points without a figure, grouped by rule, each reason once."""
 
 from __future__ import annotations
 

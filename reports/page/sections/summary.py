@@ -1,8 +1,4 @@
-"""The first screen: the answers, their trust, what to run next, and what was asked and where it ran.
-
-A row for each workload and rule of scaling names the size to buy, how well it scales, what an epoch takes,
-and how sure that is. A drawing of the first row follows, with the records of where growing stops to pay.
-"""
+"""The first screen: the answers, their trust, what to run next, and what was asked and where it ran."""
 
 from __future__ import annotations
 
@@ -21,8 +17,7 @@ from reports.analysis.series import told_settings
 from reports.analysis.size_to_buy import LIKELY_FROM, SizeToBuy, sizes_to_buy
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.answer import lead_of, times
-from reports.analysis.verdict.reach import LITTLE
-from reports.analysis.verdict.verdict import StudyVerdict, slow_cells, verdict
+from reports.analysis.verdict.verdict import LITTLE, StudyVerdict, slow_cells, verdict
 from reports.page.chart import small
 from reports.page.looks import looks
 from reports.page.section import (
