@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -156,10 +156,7 @@ def redactor(
     """
     found = list(studies)
     texts = msgspec.json.encode([*paths, *((one.plans, one.results, one.review.entries) for one in found)])
-    results = [result for one in found for result in one.results]
-    ran_on = [host for result in results for host in result.hosts]
-    ran_on += [result.environment.host for result in results if result.environment]
-    known_hosts = {*hosts, *ran_on}
+    known_hosts = {*hosts, *_hosts(result for one in found for result in one.results)}
     known_users = {*users, *_HOME.findall(texts.decode())}
     nodes = sorted((host for host in known_hosts if _tells(host)), key=lambda host: (-len(host), host))
     parts = [
@@ -173,6 +170,13 @@ def redactor(
     for host in sorted(nodes):
         made.text(host)
     return made
+
+
+def _hosts(results: Iterable[RunResult]) -> Iterator[str]:
+    for result in results:
+        yield from result.hosts
+        if result.environment:
+            yield result.environment.host
 
 
 def _host_pattern(host: str) -> str:

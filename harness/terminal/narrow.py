@@ -71,6 +71,10 @@ def _wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
     return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False)
 
 
+def _name(row: HeadlineRow) -> str:
+    return label(row.cell)
+
+
 def _group(row: HeadlineRow) -> tuple[str, ...]:
     cell = row.cell
     weak = "weak" in row.of
@@ -84,7 +88,7 @@ def _group_lines(
     common = {key: _most_frequent(map(show, rows)) for key, show in _SHARED.items()}
     yield from _wrapped(_head(rows[0], common), width, indent="    ")
     titles = ["strategy", sizes_count, *(title for title, _ in columns)]
-    names = [label(row.cell) for row in rows]
+    names = list(map(_name, rows))
     long = [name if len(name) > LONGEST_NAME else None for name in names]
     body = [
         ["" if name in long else name, f"{row.cell.gpus:,}", *(show(row) for _, show in columns)]

@@ -57,11 +57,15 @@ def holes(curves: Sequence[Curve], piece: Piece, own: Curve, rate: float, chosen
             sizes = tuple(size for size in hidden if low < size <= high or size == low < chosen)
             low = min(low, chosen)
         else:
-            low = chosen
-            sizes = tuple(size for size in hidden if size <= high and _best_rate(curve, size) > rate)
+            sizes, low = _sizes_that_may_win(curve, hidden, high, rate), chosen
         if sizes:
             found.append(Hole(curve=curve, sizes=sizes, low=low, high=max(chosen, sizes[-1], high)))
     return tuple(found)
+
+
+def _sizes_that_may_win(curve: Curve, hidden: Sequence[int], high: int, rate: float) -> tuple[int, ...]:
+    """The hidden sizes up to `high` at which a rival could have a higher throughput than `rate`."""
+    return tuple(size for size in hidden if size <= high and _best_rate(curve, size) > rate)
 
 
 def neighbours(curve: Curve, chosen: int) -> Hole | None:

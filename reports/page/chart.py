@@ -380,15 +380,16 @@ def _mark(point: Point, x: _Scale, y: _Scale, taken: list[_Box]) -> str:
     for left, base in product((True, False), (14, -7, 27, -20)):
         begin = across - 8 - width if left else across + 8
         box = (begin, begin + width, down + base - 10, down + base + 2)
-        covers = any(
-            box[0] < other[1] and other[0] < box[1] and box[2] < other[3] and other[2] < box[3]
-            for other in taken
-        )
+        covers = any(_overlap(box, other) for other in taken)
         if not covers and begin >= x.start - 2 and box[1] <= x.end + 4:
             taken.append(box)
             anchor = 'x="-8" text-anchor="end"' if left else 'x="8"'
             return f'<text {anchor} y="{base}">{safe(point.mark)}</text>'
     return ""
+
+
+def _overlap(one: _Box, other: _Box) -> bool:
+    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
 
 
 def _label_places(wanted: Sequence[tuple[Line | Rule, float]], chart: Chart) -> dict[Line | Rule, float]:

@@ -39,12 +39,9 @@ def _blocks(study: StudyFigures) -> Iterator[Block]:
     if not groups:
         yield Paragraph("No successful run recorded its environment.", "plain")
     elif len(groups) > 1:
-        differing = (
-            name for name in groups[0] if name not in _OWN and len({one.get(name) for one in groups}) > 1
-        )
         yield Paragraph(
             f"{count(len(study.runs), 'counted run')} in {len(groups)} environments, which differ in "
-            f"{', '.join(differing)}. A figure is over runs of one of them; cells of different ones "
+            f"{', '.join(_differing(groups))}. A figure is over runs of one of them; cells of different ones "
             "are not divided."
         )
     told = [tuple((name, value) for name, value in facts.items() if value) for facts in groups]
@@ -54,6 +51,12 @@ def _blocks(study: StudyFigures) -> Iterator[Block]:
     yield (
         Bullets(remarks, "plain") if remarks else Paragraph("No run warned, and none was disturbed.", "plain")
     )
+
+
+def _differing(groups: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    for name in groups[0]:
+        if name not in _OWN and len({one.get(name) for one in groups}) > 1:
+            yield name
 
 
 def _asked(study: StudyFigures) -> Iterator[tuple[str, str]]:

@@ -150,8 +150,7 @@ def throughput_chart(name: str, curves: Sequence[Curve], shown: Looks, devices_w
     sizes = {point.gpus for point in points}
     if len(sizes) < 2:
         return None
-    top = max(point.figures.throughput.value for point in points)
-    by, prefix = next((one for one in ((1e9, "G "), (1e6, "M "), (1e3, "k ")) if top >= one[0]), (1.0, ""))
+    by, prefix = _prefix(max(point.figures.throughput.value for point in points))
     scale, unit = 1 / by, points[0].figures.throughput.unit
     doubles = max(sizes) >= DOUBLED * min(sizes)
     singles = [curve.single for curve in curves if curve.single is not None]
@@ -173,6 +172,11 @@ def throughput_chart(name: str, curves: Sequence[Curve], shown: Looks, devices_w
             height=height,
         )
     )
+
+
+def _prefix(top: float) -> tuple[float, str]:
+    """The divisor by which a rate is shown, and its prefix."""
+    return next((one for one in ((1e9, "G "), (1e6, "M "), (1e3, "k ")) if top >= one[0]), (1.0, ""))
 
 
 def _room(points: Sequence[CurvePoint]) -> tuple[float, float]:

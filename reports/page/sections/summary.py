@@ -104,15 +104,8 @@ def _blocks(study: StudyFigures, rows: Sequence[_Shown], found: StudyVerdict) ->
         if one.beside:
             yield Bullets(one.beside, "plain")
     if rows:
-        # An epoch only where the number of its samples is known.
         epochs = any(one.cost and one.cost.epoch_ns for one in rows)
-        questions = (
-            ("Size to buy", "method-size-to-buy"),
-            ("Efficiency", "method-efficiency"),
-            ("An epoch" if epochs else "A million samples", "method-epoch"),
-            ("Confidence", "method-confidence"),
-        )
-        yield Answers(questions, tuple(_answer(study, one) for one in rows[:_MOST_ROWS]))
+        yield Answers(_questions(epochs=epochs), tuple(_answer(study, one) for one in rows[:_MOST_ROWS]))
     else:
         yield Paragraph(NOTHING_SUCCEEDED, "none")
     yield Row((Tiles((*_slow_tile(study), _trust_tile(study))), _next(found, answered=bool(rows))))
@@ -154,6 +147,16 @@ def _growth(study: StudyFigures, first: _Shown, found: StudyVerdict) -> Beside:
         drawing,
         title,
         (Points(tuple(points[:_MOST_POINTS])), Folded("The whole verdict", (Bullets(sentences),))),
+    )
+
+
+def _questions(*, epochs: bool) -> tuple[tuple[str, str], ...]:
+    """The heads of the answers; an epoch is one of them only where the number of its samples is known."""
+    return (
+        ("Size to buy", "method-size-to-buy"),
+        ("Efficiency", "method-efficiency"),
+        ("An epoch" if epochs else "A million samples", "method-epoch"),
+        ("Confidence", "method-confidence"),
     )
 
 
@@ -232,9 +235,12 @@ def _asked(study: StudyFigures) -> Iterator[str]:
         f"{count(len(cells), 'cell')} of {count(max(pool.planned for pool in pools), 'run')}."
     )
     settings = (f"{cell.precision}, {cell.dataset} data" for cell in cells)
-    devices = [run.environment.device_name for run in study.runs if run.environment is not None]
-    told = (*devices, *settings, *told_settings(study.plans), _ran(study))
+    told = (*_devices(study), *settings, *told_settings(study.plans), _ran(study))
     yield f"{', '.join(dict.fromkeys(told))}."
+
+
+def _devices(study: StudyFigures) -> list[str]:
+    return [run.environment.device_name for run in study.runs if run.environment is not None]
 
 
 def _ran(study: StudyFigures) -> str:

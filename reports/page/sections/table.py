@@ -15,7 +15,7 @@ from reports.page.section import Downloads, Paragraph, Section, Table
 from reports.page.sections import anatomy, correctness, cost, memory
 from reports.page.sections import communication as network
 from reports.page.tables import export_table
-from reports.table import table
+from reports.table import Column, table
 
 _ABOUT = Paragraph(
     "One row for each planned cell; points of the drawings link here. With scripts allowed, a head sorts the "
@@ -51,15 +51,19 @@ def table_section(study: StudyFigures) -> Section | None:
     )
 
 
-def full_table(study: StudyFigures, rows: Sequence[CellRow]) -> Table:
-    """The table of all cells, with or without figures; columns without any value are left out."""
-    several = len({row.cell.workload for row in rows}) > 1
-    made = [
+def _columns(study: StudyFigures, *, several: bool) -> list[tuple[str, Column[CellRow]]]:
+    """Each column with its preset; the workload is one of them if there are several."""
+    return [
         (preset, replace(column, title=study.devices_word) if column.name == "gpus" else column)
         for preset in PRESETS
         for column in cell_columns(preset)
         if several or column.name != "workload"
     ]
+
+
+def full_table(study: StudyFigures, rows: Sequence[CellRow]) -> Table:
+    """The table of all cells, with or without figures; columns without any value are left out."""
+    made = _columns(study, several=len({row.cell.workload for row in rows}) > 1)
     data = table(rows, [column for _, column in made])
     told = [place for place in range(len(made)) if any(row[place].text for row in data.rows)]
     ids = tuple(f"{ROW}{row.cell.id}" for row in rows)
