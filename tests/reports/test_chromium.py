@@ -186,7 +186,6 @@ def page(request, kept, tmp_path) -> Path:
 def _page(small) -> str:
     small.points("ddp", {16: 40.0}, evidence=Evidence.EMULATED, exposed_ms=10.0, warnings=["on battery"])
     small.points("ddp", {2: 1300.0}, workload=HOSTILE)
-    small.plan()
     return small.page()
 
 

@@ -101,7 +101,6 @@ def test_a_cell_without_figures_is_a_row_with_its_reason(small) -> None:
 
 def test_one_row_a_run_those_left_out_and_failed_too(planted, new_timing, new_environment) -> None:
     cell = planted.series("weak", "single", [1], batch=8)[0]
-    planted.plan()
     planted.run(cell, new_timing(step_ms=30, environment=new_environment(torch="2.12.0")))
     planted.run(cell, new_timing(step_ms=20))
     planted.run(cell, new_timing(step_ms=1, outcome=Outcome.CRASHED, reason="a, comma"))
@@ -122,7 +121,6 @@ def test_nothing_is_nan(small) -> None:
 def test_columns_and_their_types_are_the_same_whatever_a_study_holds(small, tmp_path, new_study) -> None:
     empty = new_study(tmp_path / "empty")
     empty.series("weak", "ddp", [2], batch=8)
-    empty.plan()
     full, nothing = small.analysed(), empty.analysed()
     for name in TABLES:
         assert frame_of([full], name).dtypes.to_dict() == frame_of([nothing], name).dtypes.to_dict(), name
@@ -231,7 +229,6 @@ def test_a_carriage_return_ends_no_row() -> None:
 
 def test_a_negative_number_is_left_alone(planted) -> None:
     planted.points("ddp", {2: 10.0}, exposed_ms=-1.0)
-    planted.plan(repeats=1)
     assert csv_rows(planted.analysed(), "cells")[0]["exposed_ns"] == "-1000000.0"
 
 

@@ -69,7 +69,6 @@ def test_importing_reports_loads_neither_pandas_nor_matplotlib() -> None:
 
 def test_losses_are_a_table_with_the_step_and_the_samples_that_they_are_of(planted) -> None:
     planted.points("ddp", {2: 10.0}, dataset="digits")
-    planted.plan(repeats=1)
     study = planted.analysed(losses=(3.0, 2.0, 1.5), losses_every=4, first_steps=3, warmup_steps=4, steps=6)
     frame = frame_of([study], "losses")
     # Three steps before, then every four up to the last, the thirteenth; 16 samples a step.
@@ -128,7 +127,6 @@ def test_drawings_have_the_colours_the_dashes_and_the_axis_of_the_page(new_study
     points = {gpus: [10.0, 11.0, 12.0] for gpus in (2, 4)}
     for name, compression in (("ddp", "none"), ("ddp", "bf16"), ("fsdp", "none")):
         planted.points(name, points, compression=compression)
-    planted.plan()
     study = planted.analysed()
     chart = throughput_chart("name", study.curves, looks(study.curves), "ranks")
     line = r'style="--c: var\(--(\w+)\)">\n?<polyline points="[^"]*"( stroke-dasharray)?'
@@ -166,7 +164,6 @@ def two(new_study, tmp_path) -> list[StudyFigures]:
         step_ms = [factor * ms for ms in (10.0, 11.0, 12.0)]
         planted.points("ddp", {2: step_ms, 4: step_ms})
         planted.points("fsdp", {2: step_ms}, batch=batch)
-        planted.plan()
         made.append(planted.analysed())
     return made
 
@@ -197,7 +194,6 @@ def test_in_several_studies_a_compressor_has_a_colour_and_a_study_a_dash(new_stu
         for compression in ("none", "bf16"):
             points = {gpus: [10.0, 11.0, 12.0] for gpus in (2, 4)}
             planted.points("ddp", points, compression=compression)
-        planted.plan()
         made.append(planted.analysed())
     comparison = side_by_side(made)
     svg = str(shared_charts(comparison, comparison.pieces[0])["throughput"].svg)

@@ -111,7 +111,6 @@ def test_a_curve_that_begins_after_another_has_ended_is_left_out_by_name(real) -
 
 def test_the_size_is_the_largest_that_most_series_have(real) -> None:
     real.points("ddp", {8: 10.0}, dataset="digits")
-    real.plan(repeats=1)
     group = loss_group(analysed(real, {"ddp": QUICK, "local-sgd": SLOW}).curves)
     assert group.gpus == 4
     assert len(group.curves) == 2
