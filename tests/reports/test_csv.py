@@ -9,11 +9,9 @@ import msgspec
 import pandas as pd
 import pytest
 
-from reports.analysis.assumptions import Assumptions
 from reports.analysis.study import StudyFigures
 from reports.page.columns import CELLS, PRESETS, SHOWN, cell_columns
 from reports.page.tables import TABLES, csv_text, frame_of
-from results.catalogue.prices import Price
 from results.outcome import Outcome
 from results.run import Communication, RankColumns, StepBudget
 from results.statistics import Metric
@@ -193,21 +191,6 @@ def test_one_row_a_rank_of_a_counted_run(pair) -> None:
     assert [second[name] for name in names] == [1, 40, 30, 2, 0.75, 0]
     assert second["blocked_ns"] is pd.NA
     assert csv_rows(pair.analysed(ranks=RANKS), "ranks")[1]["compute_ns"] == "30"
-
-
-def test_costs_are_in_the_table_of_cells(pair) -> None:
-    priced = pair.analysed(assumptions=Assumptions(price=Price(usd_per_gpu_hour=1.8, source="a bill")))
-    cell = frame_of([priced], "cells").iloc[0]
-    # Two devices at 1.8 dollars; a step of 20 ms is of 16 samples: a million takes 1,250 s, 1,000 steps 20 s.
-    assert cell["usd_per_hour"] == pytest.approx(3.6)
-    assert cell["usd_per_million_samples"] == pytest.approx(1.25)
-    assert cell["usd_per_1000_steps"] == pytest.approx(0.02)
-    assert cell["usd_per_epoch"] is pd.NA
-    assert (
-        frame_of([pair.analysed()], "cells")
-        .iloc[0]["usd_absent"]
-        .startswith("no price is known of Example CPU")
-    )
 
 
 HOSTILE = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\r\n=1", "'=1"]

@@ -10,7 +10,6 @@ import pytest
 from harness.reporting.report import print_verdict
 from harness.terminal.console import Console
 from reports.analysis.verdict.verdict import NOTHING, Reach, StudyVerdict, verdict
-from reports.text import listed
 from results.outcome import Evidence, Outcome
 from results.run import RunResult
 
@@ -170,11 +169,6 @@ def test_an_emulated_size_is_not_the_largest(planted) -> None:
     assert told(planted)["not in this verdict"] == "emulated: ddp on 8"
 
 
-def test_one_size_says_nothing_of_scaling(planted) -> None:
-    planted.points("ddp", {2: 10.0})
-    assert "one size" in told(planted)["weak, batch 8"]
-
-
 def test_the_verdict_covers_the_batch_with_most_sizes(planted) -> None:
     planted.points("ddp", {2: 10.0, 4: 10.0})
     planted.points("ddp", {2: 10.0}, batch=64)
@@ -234,12 +228,6 @@ def test_when_nothing_succeeded_it_says_where_the_reasons_are(planted) -> None:
     assert found.sentences == (NOTHING,)
 
 
-def test_the_verdict_is_data(pair) -> None:
-    found = msgspec.json.decode(msgspec.json.encode(verdict(pair(step_ms=(10.0, 20.0)).analysed())))
-    assert found["workloads"][0]["reaches"][0]["lost_to"] == "transfer"
-    assert [one["what"] for one in found["workloads"][0]["records"]] == ["weak, batch 8", "time lost, weak"]
-
-
 def test_the_terminal_shows_it_in_few_lines_with_the_next_run(pair, capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     print_verdict(pair(step_ms=(10.1, 10.2)).analysed(), Console())
@@ -263,16 +251,3 @@ def test_what_has_no_figure_is_told_by_kind_and_workload_with_its_output(planted
     assert lines[2] == f"{cell.id}: crashed: rank 0: it fell over"
     assert lines[3] == f"  bench logs planted --cell {cell.id}"
     assert lines[4].startswith("next: ddp on 2, since it was planned and not run:")
-
-
-@pytest.mark.parametrize(
-    ("items", "text"),
-    [
-        (["a"], "a"),
-        (["a", "b"], "a and b"),
-        (["a", "b", "c", "d"], "a, b, c and d"),
-        (["a", "b", "c", "d", "e"], "a, b, c and 2 more"),
-    ],
-)
-def test_lists_are_short(items, text) -> None:
-    assert listed(items) == text
