@@ -104,7 +104,7 @@ def _group(cells: Sequence[CellFigures], axis: str, memory: dict[str, int | None
     # Losses on different data are not compared: they belong to different tasks.
     curves = {
         one.cell.id: [
-            curve for run in one.runs if axis != "dataset" and (curve := loss_curve("", one, run)) is not None
+            curve for run in one.runs if axis != "dataset" and (curve := loss_curve(one, run)) is not None
         ]
         for one in cells
     }
