@@ -1,6 +1,6 @@
 """The fields of tables: a number by which the page's script sorts, and the text that a reader sees.
 
-An unknown value is `NONE`. There is a function here for each form of number of `reports.text`.
+An unknown value is `NONE`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from reports import text
@@ -44,25 +45,17 @@ def whole(items: int | None) -> Field:
     return shown(items, "{:,}".format)
 
 
+duration = partial(shown, form=text.duration, unit="ns")
+size = partial(shown, form=text.size, unit="bytes")
+percent = partial(shown, form=text.percent, unit="ratio")
+
+
 def number(value: float | None, *, digits: int = text.DIGITS) -> Field:
     return shown(value, lambda known: text.number(known, digits=digits))
 
 
-def duration(ns: float | None) -> Field:
-    return shown(ns, text.duration, "ns")
-
-
-def size(size_bytes: float | None) -> Field:
-    return shown(size_bytes, text.size, "bytes")
-
-
 def si(value: float | None, unit: str) -> Field:
     return shown(value, lambda known: text.si(known, unit), unit)
-
-
-def percent(share: float | None) -> Field:
-    """Show a share of one as a percentage."""
-    return shown(share, text.percent, "ratio")
 
 
 def figure(metric: Metric | None, *, ends: bool = False) -> Field:

@@ -170,15 +170,13 @@ def batch(cell: Cell) -> str:
 
 
 def _label(figure: Metric) -> str:
-    if figure.interval == "range":
-        return f"range of {figure.samples}"
-    if figure.interval == "t95-runs":
-        return f"95 % of {figure.samples} runs"
-    if figure.interval == "t95-batch-means":
-        return "95 % within the run"
-    if figure.interval == "t95-quads":
-        return f"95 % of {figure.samples} quads of the run"
-    return count(figure.samples, "run")
+    labels = {
+        "range": f"range of {figure.samples}",
+        "t95-runs": f"95 % of {figure.samples} runs",
+        "t95-batch-means": "95 % within the run",
+        "t95-quads": f"95 % of {figure.samples} quads of the run",
+    }
+    return labels.get(figure.interval or "") or count(figure.samples, "run")
 
 
 def _form(figure: Metric) -> tuple[float, str]:

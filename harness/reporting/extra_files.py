@@ -11,8 +11,8 @@ from harness.reporting.report import name_files, print_headline, write_page
 from harness.terminal.console import Console
 from reports.analysis.side_by_side import side_by_side
 from reports.analysis.study import StudyFigures
-from reports.page.joint import render_studies
 from reports.page.paper import figure_files, shared_figure_files
+from reports.page.render import render_studies
 from reports.text import count
 from results import files
 from results.errors import UsageError
@@ -38,12 +38,12 @@ def write_figures(
     number = 0
     for study in studies:
         target = folder / study.name.replace("/", "-") if len(studies) > 1 else folder
-        for one in figure_files(study, forms, style):
-            files.replace(target / one.name, one.data, in_study=True)
+        for name, data in figure_files(study, forms, style):
+            files.replace(target / name, data, in_study=True)
             number += 1
     if len(studies) > 1:
-        for one in shared_figure_files(studies, forms, style):
-            files.replace(folder / one.name, one.data, in_study=True)
+        for name, data in shared_figure_files(studies, forms, style):
+            files.replace(folder / name, data, in_study=True)
             number += 1
     console.result(f"figures: {count(number, 'file')} in {folder}")
     return folder

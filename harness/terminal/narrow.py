@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from harness.terminal.table_text import GAP, column_widths, table_lines, total_width
 from reports import fields
-from reports.analysis.headline import HeadlineRow, against, efficiency_field, on_less_off, runs_text
+from reports.analysis.headline import HeadlineRow, efficiency_field, on_less_off, runs_text
 from reports.text import NOTHING, percent
+from results.cell import label
 from results.grouping import grouped
 
 LONGEST_NAME = 24
@@ -23,13 +24,8 @@ LONGEST_NAME = 24
 _Show = Callable[[HeadlineRow], str]
 
 
-def _against(row: HeadlineRow) -> str:
-    text = against(row.efficiency)
-    return text if text == NOTHING else f"against {text}"
-
-
 _SHARED: dict[str, _Show] = {
-    "against": _against,
+    "against": lambda row: row.against if row.against == NOTHING else f"against {row.against}",
     "proof": lambda row: row.figures.proof_method,
     "runs": lambda row: runs_text(row.figures),
 }
@@ -42,7 +38,7 @@ _ON_LESS_OFF: tuple[str, _Show] = ("added by the exchange", lambda row: on_less_
 
 def _share(row: HeadlineRow) -> str:
     one = row.efficiency
-    return percent(one.metric.value) if one.metric and not one.is_baseline else _SHARE_ENDS[1](row)
+    return percent(one.metric.value) if one and one.metric and not one.is_baseline else _SHARE_ENDS[1](row)
 
 
 _LEVELS: tuple[tuple[tuple[tuple[str, _Show], ...], str], ...] = (
@@ -75,11 +71,15 @@ def _wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
     return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False)
 
 
+def _name(row: HeadlineRow) -> str:
+    return label(row.cell)
+
+
 def _group(row: HeadlineRow) -> tuple[str, ...]:
-    cell = row.figures.cell
-    weak = "weak" in row.kinds
+    cell = row.cell
+    weak = "weak" in row.of
     size = f"batch {cell.batch_per_replica:,} per replica" if weak else f"global batch {cell.global_batch:,}"
-    return row.workload, row.setting, f"{' and '.join(row.kinds)} scaling", size
+    return cell.workload, row.setting, f"{' and '.join(row.of)} scaling", size
 
 
 def _group_lines(
@@ -88,10 +88,11 @@ def _group_lines(
     common = {key: _most_frequent(map(show, rows)) for key, show in _SHARED.items()}
     yield from _wrapped(_head(rows[0], common), width, indent="    ")
     titles = ["strategy", sizes_count, *(title for title, _ in columns)]
-    long = [row.strategy if len(row.strategy) > LONGEST_NAME else None for row in rows]
+    names = list(map(_name, rows))
+    long = [name if len(name) > LONGEST_NAME else None for name in names]
     body = [
-        ["" if name else row.strategy, f"{row.gpus:,}", *(show(row) for _, show in columns)]
-        for row, name in zip(rows, long, strict=True)
+        ["" if name in long else name, f"{row.cell.gpus:,}", *(show(row) for _, show in columns)]
+        for row, name in zip(rows, names, strict=True)
     ]
     lines = table_lines(titles, body, numeric=[False, *[True] * (len(titles) - 1)])
     heads = len(lines) - len(body)

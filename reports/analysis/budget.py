@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from statistics import fmean, variance
 from typing import Literal, get_args
 
-from reports.analysis.figures import CellFigures, copies_of_runs
+from reports.analysis.figures import CellFigures, OfCell, copies_of_runs
 from reports.analysis.scaling import CurvePoint
 from reports.text import percent
-from results.cell import Cell
 from results.run import BudgetMethod, StepBudget
 from results.statistics import DOUBT_ABOVE, Metric, differences, t_quantile
 
@@ -35,10 +34,9 @@ NO_BUDGET = "its runs have no budget"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CellBudget:
+class CellBudget(OfCell):
     """The step time of a cell in parts that add up to it."""
 
-    figures: CellFigures
     method: BudgetMethod
     part_ns: Mapping[BudgetPart, float]
     """The time of each part; `bubble` is missing for a strategy without stages."""
@@ -49,10 +47,6 @@ class CellBudget:
     copies_ns: float = 0.0
     """The time by which transfer may be more, and compute less: of copies in steps without exchange, where it
     is not negligible."""
-
-    @property
-    def cell(self) -> Cell:
-        return self.figures.cell
 
     @property
     def step_ns(self) -> float:
@@ -239,7 +233,7 @@ def loss_of(point: CurvePoint) -> Lost | None:
     """The loss of a point against the baseline of its efficiency or, if none is claimed, against its own
     computation; None without a budget."""
     own, claim = budget(point.figures), point.efficiency
-    baseline = budget(claim.baseline.figures) if claim.baseline and claim.metric else None
+    baseline = budget(claim.baseline) if claim.baseline and claim.metric else None
     return lost(own, baseline or own) if own else None
 
 

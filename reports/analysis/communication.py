@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from reports.analysis.budget import CellBudget, budget
-from reports.analysis.figures import CellFigures
+from reports.analysis.figures import CellFigures, OfCell
 from reports.text import count, devices, metric, percent, si, size
-from results.cell import Cell
 from results.derivation.communication import bus_factor
 from results.grouping import grouped
 from results.outcome import Evidence
@@ -88,19 +87,14 @@ ON_LESS_OFF = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CellCommunication:
+class CellCommunication(OfCell):
     """A cell's communication a step, as the mean over its runs; None where not every run recorded it."""
 
-    figures: CellFigures
     budget: CellBudget | None
     recorded: tuple[Communication, ...]
     """One entry for each run; empty if a run did not record its communication."""
     peak: PooledLinkPeak | None
     """The peak of its network at its size, over all cells that measured it."""
-
-    @property
-    def cell(self) -> Cell:
-        return self.figures.cell
 
     @property
     def exposed_ns(self) -> Metric | None:

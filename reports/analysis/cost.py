@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from reports.analysis.assumptions import Assumptions, Quote, quote
-from reports.analysis.figures import CellFigures, differences_in_training
+from reports.analysis.figures import CellFigures, OfCell, differences_in_training
 from reports.analysis.study import StudyFigures
 from reports.text import device_word, devices, duration, listed, metric
-from results.cell import Cell, label
+from results.cell import label
 from results.outcome import Evidence
 from results.statistics import Metric, over_runs
 
@@ -28,10 +28,9 @@ NO_EPOCH = "the size of its epoch is not known: give --epoch-samples N"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CellCost:
+class CellCost(OfCell):
     """The cost of training a cell. Without a price it has only times."""
 
-    figures: CellFigures
     gpus_per_node: int
     """The most devices of one node that the study used of its device: one price for all cells of a device."""
     quote: Quote | None
@@ -47,10 +46,6 @@ class CellCost:
     usd_per_epoch: Metric | None
     absent: str | None
     """Why the costs in dollars are missing; None if they are known."""
-
-    @property
-    def cell(self) -> Cell:
-        return self.figures.cell
 
     @property
     def basis(self) -> tuple[Metric, Metric | None, str]:

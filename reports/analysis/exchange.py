@@ -9,7 +9,7 @@ from typing import Literal
 
 from reports.analysis.communication import CellCommunication, Payloads, communication
 from reports.analysis.effect import effect_text, sides
-from reports.analysis.figures import CellFigures, exchanges_by_nodes
+from reports.analysis.figures import CellFigures, OfCell, exchanges_by_nodes
 from reports.analysis.scaling import unlike_conditions
 from reports.analysis.series import setting_of
 from reports.analysis.study import StudyFigures
@@ -113,10 +113,9 @@ ALONE = "every strategy was measured only with its dense exchange"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeRow:
+class ExchangeRow(OfCell):
     """One cell compared with the dense exchange of the same point."""
 
-    figures: CellFigures
     dense: CellFigures | None
     """The dense exchange that it is compared with; None for the dense exchange itself, or without one."""
     speed_up: Metric | None
@@ -125,10 +124,6 @@ class ExchangeRow:
     """Why the speed-up is missing or cannot be judged; None for the dense exchange itself."""
     verdict: Gain | None = None
     """Whether its runs are faster or slower than the runs of the dense exchange; None: not judged."""
-
-    @property
-    def cell(self) -> Cell:
-        return self.figures.cell
 
     @property
     def name(self) -> str:

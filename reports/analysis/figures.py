@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from reports.analysis.pooling import Pool
-from results.cell import Cell, Precision
+from results.cell import Cell, Precision, label
 from results.outcome import Evidence
 from results.record import Proof, Training, by_nodes_before, training_before
 from results.run import NOT_PROVEN, RunResult
@@ -52,6 +52,15 @@ class CellFigures:
     @property
     def cell(self) -> Cell:
         return self.pool.cell
+
+    @property
+    def name(self) -> str:
+        """`ddp on 4`."""
+        return f"{label(self.cell)} on {self.cell.gpus:,}"
+
+    @property
+    def rate(self) -> float:
+        return self.samples_per_s.value
 
     @property
     def runs(self) -> tuple[RunResult, ...]:
@@ -122,6 +131,17 @@ class CellFigures:
     def why_no_proof(self) -> str | None:
         """Why the newest run has no proof, where its strategy declares so, or why its proof failed."""
         return self.pool.unproven if self.proof else self.newest.absent.get("proof")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfCell:
+    """What is found of a cell, with its figures."""
+
+    figures: CellFigures
+
+    @property
+    def cell(self) -> Cell:
+        return self.figures.cell
 
 
 def cell_figures(pool: Pool, *, unproven: bool = False) -> CellFigures | None:

@@ -132,5 +132,5 @@ def _ways(growth: Growth, steps: Sequence[float]) -> tuple[bool, bool]:
 
 def _best_rate(curve: Curve, size: int) -> float:
     """The throughput on a size if every growth to it is ideal; infinite if no smaller size has a figure."""
-    rates = {one.cell.gpus: one.samples_per_s.value for one in curve.figures if one.cell.gpus < size}
+    rates = {one.cell.gpus: one.rate for one in curve.figures if one.cell.gpus < size}
     return rates[max(rates)] * size / max(rates) if rates else math.inf

@@ -272,6 +272,6 @@ def _of_rounds(sizes: Sequence[Size]) -> _Fit | None:
 def cells_of(curve: Curve) -> Sequence[CellFigures]:
     """The curve's cells by size, with the single device in front."""
     cells = [point.figures for point in curve.points]
-    if curve.single is not None and cells and curve.single.gpus < cells[0].cell.gpus:
-        return [curve.single.figures, *cells]
+    if curve.single is not None and cells and curve.single.cell.gpus < cells[0].cell.gpus:
+        return [curve.single, *cells]
     return cells

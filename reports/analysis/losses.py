@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reports.analysis.figures import CellFigures
+from reports.analysis.figures import CellFigures, OfCell
 from reports.analysis.scaling import Curve
-from results.cell import Cell
+from results.cell import Cell, exchange_label
 from results.run import RunResult
 from results.store import Study
 
@@ -24,13 +24,14 @@ FINAL_SHARE = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossCurve:
+class LossCurve(OfCell):
     """The losses of a run of a cell."""
 
-    label: str
-    """The label of the exchange: `ddp + topk:0.01`."""
-    figures: CellFigures
     run: RunResult
+
+    @property
+    def label(self) -> str:
+        return exchange_label(self.cell)
 
     @property
     def first(self) -> int:
@@ -45,7 +46,7 @@ class LossCurve:
     @property
     def global_batch(self) -> int:
         """Samples of a step."""
-        return self.figures.cell.global_batch
+        return self.cell.global_batch
 
     @property
     def samples(self) -> int:
@@ -155,9 +156,7 @@ def loss_group(curves: Sequence[Curve]) -> LossGroup | None:
     for curve in curves:
         for point in curve.points:
             # The newest run that kept its losses.
-            of_runs = (
-                loss_curve(curve.key.exchange, point.figures, run) for run in reversed(point.figures.runs)
-            )
+            of_runs = (loss_curve(point.figures, run) for run in reversed(point.figures.runs))
             found = next((one for one in of_runs if one is not None), None)
             if found is not None:
                 sizes.setdefault(point.gpus, []).append(found)
@@ -169,8 +168,8 @@ def loss_group(curves: Sequence[Curve]) -> LossGroup | None:
     return LossGroup(gpus=gpus, curves=tuple(c for c in sizes[gpus] if c not in late), late=tuple(late))
 
 
-def loss_curve(label: str, figures: CellFigures, run: RunResult) -> LossCurve | None:
+def loss_curve(figures: CellFigures, run: RunResult) -> LossCurve | None:
     """The losses of one run of a cell; None if it did not record them, or its samples are synthetic."""
     if figures.cell.synthetic or len(run.losses) < 2:
         return None
-    return LossCurve(label=label, figures=figures, run=run)
+    return LossCurve(figures=figures, run=run)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from reports.analysis.figures import CellFigures
+from reports.analysis.figures import CellFigures, OfCell
 from reports.analysis.study import StudyFigures
 from results.cell import Cell
 from results.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CellMemory:
+class CellMemory(OfCell):
     """The largest memory of any rank and counted run. None: not recorded, or without a capacity to
     compare."""
 
-    figures: CellFigures
     device_peak_bytes: int | None
     """The peak of the allocator on a GPU."""
     device_bytes: int | None
@@ -28,10 +27,6 @@ class CellMemory:
     ranks_per_host: int
     predicted_bytes: int | None
     """The prediction for the fullest rank, in closed form."""
-
-    @property
-    def cell(self) -> Cell:
-        return self.figures.cell
 
     @property
     def device_share(self) -> float | None:

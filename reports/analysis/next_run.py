@@ -124,7 +124,7 @@ def _left_open(study: StudyFigures, piece: Piece, picked: Picked | None) -> Next
     if picked is None:
         return None
     # Take the curve with the most sizes among those that have the chosen cell or are measured against it.
-    chosen = picked.candidate.figures.cell.id
+    chosen = picked.candidate.cell.id
     with_it = [curve for curve in piece.curves if any(one.cell.id == chosen for one in curve.figures)]
     curve = max(with_it, key=lambda curve: len(curve.points))
     more = _more_runs(study, piece, curve, picked)
@@ -147,8 +147,8 @@ def _more_runs(study: StudyFigures, piece: Piece, curve: Curve, picked: Picked) 
     wanted = max(one.pool.disturbed_out for one in few.values()) + enough
 
     def sizes_of(of: Curve) -> tuple[int, ...]:
-        own = tuple(point.gpus for point in of.points if point.figures.cell.id in few)
-        alone = own and of.single is not None and of.single.figures.cell.id in few and joins(of)
+        own = tuple(point.gpus for point in of.points if point.cell.id in few)
+        alone = own and of.single is not None and of.single.cell.id in few and joins(of)
         return (1, *own) if alone else own
 
     # One call runs one series and its single device: the series with most of these cells, and the series of
@@ -163,7 +163,7 @@ def _larger(study: StudyFigures, curve: Curve, why: str) -> NextRun | None:
     """Twice the largest size of a curve; None where a larger one was planned, or hosts lack the cores."""
     last = curve.points[-1]
     environment, gpus = last.figures.newest.environment, 2 * last.gpus
-    on_cpu = last.figures.cell.device == "cpu"
+    on_cpu = last.cell.device == "cpu"
     if on_cpu and environment is not None and gpus > environment.cores * environment.nodes:
         return None
     if any(gap.gpus > last.gpus for gap in curve.gaps):
@@ -186,7 +186,7 @@ def _run(
     """More `repeats` of a series may include its single device, as the first of `gpus`."""
     key, alone, own = curve.key, None, {one.gpus: one.figures.cell for one in curve.points}
     if repeats is not None and 1 in gpus and 1 not in own and curve.single is not None:
-        own[1] = curve.single.figures.cell
+        own[1] = curve.single.cell
         alone = own[1].strategy
     hours = gpu_hours(curve, gpus, repeats or _request(study, key).repeats)
     price = highest_price(study)
@@ -294,8 +294,8 @@ def joins(curve: Curve) -> bool:
     return (
         single is not None
         and plain
-        and single.figures.cell.strategy != key.strategy
-        and single.figures.cell.compression == UNCOMPRESSED
+        and single.cell.strategy != key.strategy
+        and single.cell.compression == UNCOMPRESSED
         and any(gap.gpus == 1 and gap.skipped for gap in curve.gaps)
     )
 

@@ -1,7 +1,4 @@
-"""Comparison over one setting that the user names (`--compare-over`), although the work then differs.
-
-For cells that differ only in this setting: step time, memory, and the loss after the same number of samples.
-"""
+"""Comparison over one setting that the user names (`--compare-over`), although the work then differs."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from reports.analysis.exchange import FEW_RUNS, FEWEST_RUNS, incomparable
-from reports.analysis.figures import CellFigures
+from reports.analysis.figures import CellFigures, OfCell
 from reports.analysis.losses import WINDOW_SHARE, LossCurve, loss_curve
 from reports.analysis.memory import cell_memories
 from reports.analysis.scaling import unlike_conditions
@@ -26,11 +23,10 @@ _FOLLOWS = {"accumulation": ("micro_batch",), "dataset": ("dataset_hash",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverRow:
+class OverRow(OfCell):
     """One value of the axis."""
 
     value: str
-    figures: CellFigures
     memory_bytes: int | None
     """The largest memory of any rank and run: the allocator's peak, or on a CPU the memory over idle."""
     ratio: Metric | None
@@ -108,7 +104,7 @@ def _group(cells: Sequence[CellFigures], axis: str, memory: dict[str, int | None
     # Losses on different data are not compared: they belong to different tasks.
     curves = {
         one.cell.id: [
-            curve for run in one.runs if axis != "dataset" and (curve := loss_curve("", one, run)) is not None
+            curve for run in one.runs if axis != "dataset" and (curve := loss_curve(one, run)) is not None
         ]
         for one in cells
     }

@@ -33,7 +33,6 @@ _NAMED = 3
 class LeftOut:
     """A successful or excluded run that is not in its cell's figure, and why."""
 
-    cell: Cell
     run: RunResult
     reason: str
     excluded: bool = False
@@ -112,8 +111,8 @@ def pool(
         planned=planned,
         runs=tuple(counted),
         left_out=(
-            *(LeftOut(cell=cell, run=run, reason=why) for run, why in others),
-            *(LeftOut(cell=cell, run=run, reason=why, excluded=True) for run, why in gone),
+            *(LeftOut(run=run, reason=why) for run, why in others),
+            *(LeftOut(run=run, reason=why, excluded=True) for run, why in gone),
         ),
         lost=tuple(result for result in ordered if result not in ok),
         by_rounds=by_rounds,

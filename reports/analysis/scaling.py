@@ -2,8 +2,6 @@
 
 Efficiency = X(n) n0 / (X(n0) n) with X the throughput in samples a second: 1 is a line through the
 baseline.
-
-The pieces of work of a study are the curves that do the same work by one rule, over one network.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from reports.analysis.effect import side
-from reports.analysis.figures import EMULATED, CellFigures
+from reports.analysis.figures import EMULATED, CellFigures, OfCell
 from reports.analysis.outcomes import Failure
 from reports.analysis.pooling import differing, machine_facts
 from reports.analysis.series import MergedSeries, SeriesKey
@@ -33,23 +31,6 @@ Failures = Mapping[str, Failure]
 """The cells without figures, by their ids."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BaselineCell:
-    """The cell that an efficiency is measured against."""
-
-    strategy: str
-    figures: CellFigures
-
-    @property
-    def gpus(self) -> int:
-        return self.figures.cell.gpus
-
-    @property
-    def short(self) -> str:
-        """`single on 1`."""
-        return f"{self.strategy} on {self.gpus}"
-
-
 @dataclass(frozen=True, slots=True)
 class NoClaim:
     """Why no efficiency is claimed."""
@@ -67,7 +48,8 @@ class Efficiency:
     """One efficiency, or why none is claimed."""
 
     metric: Metric | None
-    baseline: BaselineCell | None
+    baseline: CellFigures | None
+    """The cell that it is measured against."""
     no_claim: NoClaim | None = None
     """Why `metric` is None."""
     is_baseline: bool = False
@@ -86,7 +68,7 @@ class Efficiency:
     @property
     def against(self) -> str | None:
         """The baseline: `single on 1`; None for the baseline itself, and without one."""
-        return None if self.is_baseline or self.baseline is None else self.baseline.short
+        return None if self.is_baseline or self.baseline is None else self.baseline.name
 
     @property
     def super_linear(self) -> bool:
@@ -98,10 +80,9 @@ class Efficiency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CurvePoint:
+class CurvePoint(OfCell):
     """One size of a curve with figures."""
 
-    figures: CellFigures
     own: Efficiency
     """The efficiency against the smallest size of the same series."""
     single: Efficiency
@@ -141,13 +122,12 @@ class Curve:
     key: SeriesKey
     points: tuple[CurvePoint, ...]
     gaps: tuple[Gap, ...]
-    single: BaselineCell | None
+    single: CellFigures | None
 
     @property
     def figures(self) -> list[CellFigures]:
         """The figures of the single device and of the points."""
-        single = [] if self.single is None else [self.single.figures]
-        return [*single, *(point.figures for point in self.points)]
+        return [*filter(None, [self.single]), *(point.figures for point in self.points)]
 
 
 def curves(
@@ -159,7 +139,7 @@ def curves(
     for one in series:
         single = singles.get(one.key.work)
         there = [figures[cell.id] for cell in one.cells.values() if cell.id in figures]
-        own = BaselineCell(strategy=one.key.label, figures=there[0]) if there else None
+        own = there[0] if there else None
         gaps = [Gap(gpus=gpus, outcome=None, reason=why) for gpus, why in one.skips.items()]
         for gpus, cell in one.cells.items():
             if cell.id not in figures:
@@ -179,7 +159,7 @@ def curves(
     return found
 
 
-def efficiency(figures: CellFigures, baseline: BaselineCell | None, *, without: str) -> Efficiency:
+def efficiency(figures: CellFigures, baseline: CellFigures | None, *, without: str) -> Efficiency:
     """X(n) n0 / (X(n0) n) from the run step times; `without` is the reason that is given without a baseline.
 
     With T the step time and W the samples of a step: (W(n) / W(n0)) (n0 / n) (T(n0) / T(n)).
@@ -192,40 +172,36 @@ def efficiency(figures: CellFigures, baseline: BaselineCell | None, *, without: 
         no_claim = NoClaim(EMULATED, stand_in)
     elif figures.no_claim is not None:
         no_claim = NoClaim(figures.no_claim, figures.pool.unproven)
-    elif baseline.figures.no_claim is not None:
-        no_claim = NoClaim(f"the baseline is {baseline.figures.no_claim}")
+    elif baseline.no_claim is not None:
+        no_claim = NoClaim(f"the baseline is {baseline.no_claim}")
     else:
-        no_claim = unlike_conditions(figures, baseline.figures)
+        no_claim = unlike_conditions(figures, baseline)
     if no_claim is not None:
         return Efficiency(metric=None, baseline=baseline, no_claim=no_claim)
-    if figures.cell.id == baseline.figures.cell.id:
+    if figures.cell.id == baseline.cell.id:
         one = Metric(value=1.0, unit="ratio", low=None, high=None, samples=len(figures.runs), interval=None)
         return Efficiency(metric=one, baseline=baseline, is_baseline=True)
-    work = figures.cell.global_batch / baseline.figures.cell.global_batch
-    scale = work * baseline.gpus / figures.cell.gpus
-    ratio = ratio_of_runs(baseline.figures.run_step_ns, figures.run_step_ns, "ratio")
+    work = figures.cell.global_batch / baseline.cell.global_batch
+    scale = work * baseline.cell.gpus / figures.cell.gpus
+    ratio = ratio_of_runs(baseline.run_step_ns, figures.run_step_ns, "ratio")
     return Efficiency(metric=ratio.times(scale), baseline=baseline)
 
 
 def _best_singles(
     series: Sequence[MergedSeries], figures: Mapping[str, CellFigures]
-) -> dict[tuple[object, ...], BaselineCell]:
+) -> dict[tuple[object, ...], CellFigures]:
     """The fastest plain one-device cell of each piece of work; one that makes claims is preferred.
 
     Series that differ only in their exchange do the same work and share this cell: one device has no network.
     """
-    best: dict[tuple[object, ...], BaselineCell] = {}
+    best: dict[tuple[object, ...], CellFigures] = {}
     for one in series:
         key, cell = one.key, one.cells.get(1)
         plain = (key.compression, key.collective, key.link) == (UNCOMPRESSED, DEFAULT_COLLECTIVE, NO_LINK)
         if cell is None or cell.id not in figures or not plain:
             continue
-        candidate = BaselineCell(strategy=key.label, figures=figures[cell.id])
-        best[key.work] = min(
-            best.get(key.work, candidate),
-            candidate,
-            key=lambda it: (it.figures.no_claim is not None, it.figures.step_ns.value),
-        )
+        those = (best.get(key.work, figures[cell.id]), figures[cell.id])
+        best[key.work] = min(those, key=lambda one: (one.no_claim is not None, one.step_ns.value))
     return best
 
 
@@ -304,12 +280,7 @@ def is_measured(point: CurvePoint) -> bool:
 
 
 def rate(named: Named) -> float:
-    return named[1].figures.samples_per_s.value
-
-
-def name(named: Named) -> str:
-    """`ddp on 4`."""
-    return f"{named[0].key.label} on {named[1].gpus:,}"
+    return named[1].figures.rate
 
 
 def ties(best: CellFigures, other: CellFigures, smallest: float) -> bool:

@@ -16,7 +16,7 @@ from typing import Literal
 
 from reports.analysis.effect import SMALLEST_EFFECT, sides
 from reports.analysis.exchange import FEW_RUNS, FEWEST_RUNS, unlike_kinds
-from reports.analysis.figures import CellFigures
+from reports.analysis.figures import CellFigures, OfCell
 from reports.analysis.pooling import differing
 from reports.analysis.scaling import Efficiency, Piece, pieces
 from reports.analysis.study import StudyFigures
@@ -44,11 +44,10 @@ class Disturbed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CellInStudy:
+class CellInStudy(OfCell):
     """A cell's figures in one study."""
 
     study: str
-    figures: CellFigures
     efficiency: Efficiency | None
     """Its efficiency against the baseline of the same study."""
     disturbed: tuple[Disturbed, Disturbed]

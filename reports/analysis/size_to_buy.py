@@ -19,10 +19,10 @@ from reports.analysis.effect import effect_text
 from reports.analysis.figures import CellFigures, differences_in_training
 from reports.analysis.holes import Hole, holes, neighbours, range_text
 from reports.analysis.knee import LEAST_RUNS, Knee, knee
-from reports.analysis.scaling import Curve, Efficiency, Piece, piece_of, ties
+from reports.analysis.scaling import Curve, CurvePoint, Piece, piece_of, ties
 from reports.analysis.study import StudyFigures
 from reports.text import count, devices, duration, listed, metric, percent, whole_percent
-from results.cell import UNCOMPRESSED, Device
+from results.cell import UNCOMPRESSED, Device, label
 from results.plan import Scaling
 from results.run import NOT_PROVEN
 from results.statistics import FEWEST_FOR_INTERVAL, Metric
@@ -31,25 +31,10 @@ LEFT_OUT = "what the curves end in trains in another way, or is not proven"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(CurvePoint):
     """A point that may be bought."""
 
-    strategy: str
-    figures: CellFigures
-    efficiency: Efficiency
     cost: CellCost
-
-    @property
-    def gpus(self) -> int:
-        return self.figures.cell.gpus
-
-    @property
-    def rate(self) -> float:
-        return self.figures.samples_per_s.value
-
-    @property
-    def name(self) -> str:
-        return f"{self.strategy} on {self.gpus:,}"
 
     @property
     def device_ns(self) -> float:
@@ -94,22 +79,14 @@ def candidates_of(piece: Piece, costs: dict[str, CellCost]) -> tuple[list[Candid
     """The points that may be bought, once each, and those that may not, with the reason."""
     found: dict[str, Candidate] = {}
     left_out: dict[str, None] = {}
-    precisions = {point.figures.cell.precision for _, point in piece.measured}
-    for curve, point in (*piece.measured, *piece.unproven):
-        strategy, figures = curve.key.label, point.figures
+    precisions = {point.cell.precision for _, point in piece.measured}
+    for _, point in (*piece.measured, *piece.unproven):
+        figures, cost = point.figures, costs[point.cell.id]
         refused = _refused(figures, differences_in_training(figures, precisions))
         if refused is not None:
-            left_out[f"{strategy} on {figures.cell.gpus:,} ({refused})"] = None
-        else:
-            found.setdefault(
-                figures.cell.id,
-                Candidate(
-                    strategy=strategy,
-                    figures=figures,
-                    efficiency=point.efficiency,
-                    cost=costs[figures.cell.id],
-                ),
-            )
+            left_out[f"{figures.name} ({refused})"] = None
+        elif figures.cell.id not in found:
+            found[figures.cell.id] = Candidate(figures=figures, own=point.own, single=point.single, cost=cost)
     return list(found.values()), tuple(left_out)
 
 
@@ -131,7 +108,10 @@ def _by_knee(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picke
         reasons = dict.fromkeys(stop.reason for _, stop in stops if stop.reason is not None)
         return f"no growth can be judged: {listed(list(reasons) or [LEFT_OUT])}"
     chosen = _smallest_of_fastest([end for end, *_ in ends], goal.smallest)
-    _, curve, stop = max((one for one in ends if one[0] is chosen), key=lambda one: _next_step(one[2]))
+    _, curve, stop = max(
+        (one for one in ends if one[0] is chosen),
+        key=lambda one: one[2].beyond.marginal.value if one[2].beyond else math.inf,
+    )
     return Picked(
         candidate=chosen,
         why=stop.text,
@@ -157,12 +137,7 @@ def _of_growths(curve: Curve, stop: Knee, size: int) -> tuple[CellFigures, ...]:
 def _end(curve: Curve, stop: Knee, candidates: Sequence[Candidate]) -> Candidate | None:
     """The candidate at a curve's knee or, without one, at its largest claimed size."""
     ids = {one.cell.id for one in curve.figures if one.cell.gpus == stop.size}
-    return next((one for one in candidates if one.figures.cell.id in ids), None)
-
-
-def _next_step(stop: Knee) -> float:
-    """The yield of the first growth that does not pay; infinite if every growth pays."""
-    return stop.beyond.marginal.value if stop.beyond else math.inf
+    return next((one for one in candidates if one.cell.id in ids), None)
 
 
 def _instead(odds: Mapping[int, float]) -> str:
@@ -171,24 +146,24 @@ def _instead(odds: Mapping[int, float]) -> str:
 
 
 def _smallest_of_fastest(candidates: Sequence[Candidate], smallest: float) -> Candidate:
-    fastest = max(candidates, key=lambda one: one.rate)
+    fastest = max(candidates, key=lambda one: one.figures.rate)
     level = [one for one in candidates if one is fastest or ties(fastest.figures, one.figures, smallest)]
-    return min(level, key=lambda one: (one.gpus, -one.rate))
+    return min(level, key=lambda one: (one.gpus, -one.figures.rate))
 
 
 def _by_throughput(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picked:
     chosen = _smallest_of_fastest(candidates, goal.smallest)
-    fastest = max(candidates, key=lambda one: one.rate)
+    fastest = max(candidates, key=lambda one: one.figures.rate)
     others = [one for one in candidates if one is not chosen]
-    runner_up = max(others, key=lambda one: one.rate)
+    runner_up = max(others, key=lambda one: one.figures.rate)
     why = f"the highest throughput of {count(len(candidates), 'point')}"
     if fastest is not chosen:
-        why = f"no point is shown to be faster; the highest throughput is that of {fastest.name}"
+        why = f"no point is shown to be faster; the highest throughput is that of {fastest.figures.name}"
     return Picked(
         candidate=chosen,
         why=f"{why}, {metric(chosen.figures.throughput)}",
         deciding=tuple({id(one): one.figures for one in (fastest, runner_up)}.values()),
-        open=() if fastest is chosen else (f"{fastest.name} may be faster",),
+        open=() if fastest is chosen else (f"{fastest.figures.name} may be faster",),
         or_more=chosen.gpus == max(one.gpus for one in candidates),
     )
 
@@ -197,7 +172,7 @@ def _by_cost(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picke
     priced = all(one.cost.usd_per_million_samples is not None for one in candidates)
     lowest = min(map(_usd_or_time, candidates))
     level = [one for one in candidates if _usd_or_time(one) <= lowest * (1 + goal.smallest)]
-    chosen = max(level, key=lambda one: one.rate)
+    chosen = max(level, key=lambda one: one.figures.rate)
     return Picked(
         candidate=chosen,
         why=f"{_cost_text(chosen, priced)} a million samples, the lowest of {count(len(candidates), 'point')}"
@@ -209,20 +184,20 @@ def _by_cost(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picke
 def _by_time(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picked | str:
     assert goal.limit is not None
     limit_ns = goal.limit * 1e9
-    epochs = {one.figures.cell.id: one.cost.epoch_ns for one in candidates}
+    epochs = {one.cell.id: one.cost.epoch_ns for one in candidates}
     known = {key: epoch for key, epoch in epochs.items() if epoch is not None}
     if len(known) < len(epochs):
         return NO_EPOCH
-    in_time = [one for one in candidates if known[one.figures.cell.id].value <= limit_ns]
-    fastest = max(candidates, key=lambda one: one.rate)
+    in_time = [one for one in candidates if known[one.cell.id].value <= limit_ns]
+    fastest = max(candidates, key=lambda one: one.figures.rate)
     if not in_time:
         least = duration(known[fastest.figures.cell.id].value)
         return (
             f"no measured point finishes an epoch within {duration(limit_ns)}; the fastest, "
-            f"{fastest.name}, takes {least}"
+            f"{fastest.figures.name}, takes {least}"
         )
-    chosen = min(in_time, key=lambda one: (_usd_or_time(one), -one.rate))
-    epoch = known[chosen.figures.cell.id]
+    chosen = min(in_time, key=lambda one: (_usd_or_time(one), -one.figures.rate))
+    epoch = known[chosen.cell.id]
     late = (epoch.high or epoch.value) > limit_ns
     priced = chosen.cost.usd_per_epoch
     paid = f" for {metric(priced).value}" if priced else ""
@@ -241,15 +216,15 @@ def _by_efficiency(piece: Piece, candidates: Sequence[Candidate], goal: Goal) ->
     enough = [pair for pair in known if pair[1].value >= goal.limit]
     if not enough:
         return f"no measured point has an efficiency of {percent(goal.limit)} or more that can be claimed"
-    chosen, share = max(enough, key=lambda pair: (pair[0].gpus, pair[0].rate))
+    chosen, share = max(enough, key=lambda pair: (pair[0].gpus, pair[0].figures.rate))
     against = chosen.efficiency.against
-    larger = {one.name: other for one, other in known if one.gpus > chosen.gpus}
+    larger = {one.figures.name: other for one, other in known if one.gpus > chosen.gpus}
     return Picked(
         candidate=chosen,
         why=f"its efficiency is {metric(share)} against {against}"
         if against
         else "it is the baseline itself",
-        deciding=(chosen.efficiency.baseline.figures,) if chosen.efficiency.baseline else (),
+        deciding=(chosen.efficiency.baseline,) if chosen.efficiency.baseline else (),
         open=_open_limit(share, goal.limit, larger),
         or_more=chosen.gpus == max(one.gpus for one in candidates),
     )
@@ -425,7 +400,7 @@ def _size_to_buy(study: StudyFigures, piece: Piece, costs: dict[str, CellCost]) 
     if isinstance(picked, str):
         return none
     holes = holes_of(study, piece, picked, candidates)
-    between = range_text(holes, picked.candidate.figures.cell.device) if holes else None
+    between = range_text(holes, picked.candidate.cell.device) if holes else None
     rests_on = _rests_on(candidates, picked)
     doubts = _doubts(picked, rests_on, candidates, between)
     return replace(
@@ -455,10 +430,10 @@ def _why_none(piece: Piece, candidates: Sequence[Candidate]) -> str | None:
 def _choice(picked: Picked, between: str | None) -> Purchase:
     one = picked.candidate
     return Purchase(
-        cell_id=one.figures.cell.id,
-        strategy=one.strategy,
+        cell_id=one.cell.id,
+        strategy=label(one.cell),
         gpus=one.gpus,
-        device=one.figures.cell.device,
+        device=one.cell.device,
         odds=picked.knee.odds if picked.knee else None,
         instead=picked.knee.instead if picked.knee else {},
         shown_to=picked.knee.shown_to if picked.knee else None,
@@ -476,7 +451,7 @@ def _choice(picked: Picked, between: str | None) -> Purchase:
 def _rests_on(candidates: Sequence[Candidate], picked: Picked) -> RestsOn:
     runs = [run for one in candidates for run in one.figures.runs]
     return RestsOn(
-        cells=tuple(one.figures.cell.id for one in candidates),
+        cells=tuple(one.cell.id for one in candidates),
         deciding=tuple(one.cell.id for one in picked.cells),
         runs=len(runs),
         fewest_runs=picked.fewest_runs,
@@ -509,22 +484,21 @@ def holes_of(
     """The sizes without a figure at which the choice may lie; without a knee these are its neighbours."""
     chosen = picked.candidate
     if picked.curve is None:
-        own = [curve for curve in piece.curves if curve.key.label == chosen.strategy]
+        own = [curve for curve in piece.curves if curve.key.label == label(chosen.cell)]
         return tuple(hole for curve in own if (hole := neighbours(curve, chosen.gpus)) is not None)
-    ids = {one.figures.cell.id for one in candidates}
+    ids = {one.cell.id for one in candidates}
     like = picked.curve.key
     rivals = [
         curve
         for curve in study.curves
         if (curve.key.work, curve.key.link) == (like.work, like.link)
-        and (any(point.figures.cell.id in ids for point in curve.points) or _lost(curve))
+        and (
+            any(point.cell.id in ids for point in curve.points)
+            # Without a figure, and exchanges all of its gradients.
+            or (not curve.points and curve.key.compression == UNCOMPRESSED)
+        )
     ]
-    return holes(rivals, piece, picked.curve, chosen.rate, chosen.gpus)
-
-
-def _lost(curve: Curve) -> bool:
-    """Whether a series has no figure, and exchanges all of its gradients."""
-    return not curve.points and curve.key.compression == UNCOMPRESSED
+    return holes(rivals, piece, picked.curve, chosen.figures.rate, chosen.gpus)
 
 
 def _part(these: int, runs: int) -> str:

@@ -34,8 +34,6 @@ class Stragglers:
     """The ranks of a cell compared with each other, over the runs that recorded them."""
 
     runs: int
-    steps: int
-    """Steps without exchange, of all runs."""
     nodes: tuple[int, ...]
     """The node of each rank, in the newest run."""
     hosts: tuple[str, ...]
@@ -147,7 +145,6 @@ def stragglers(figures: CellFigures) -> Stragglers | None:
     lasting, random = split_wait(columns, waits, slow=bool(persistent))
     return Stragglers(
         runs=len(columns),
-        steps=sum(ranks.steps for ranks in columns),
         nodes=tuple(columns[-1].node),
         hosts=() if isinstance(columns[-1].host, msgspec.UnsetType) else tuple(columns[-1].host),
         excess=_mean_by_rank(map(_excess, columns)),

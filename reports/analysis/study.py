@@ -1,8 +1,4 @@
-"""All figures of a study in one value, from which the page, the tables and the command line are made.
-
-It includes the drift of a scheduler's allocations: how much they differ in a cell that each of them timed on
-one device. `summary` describes the study in a line of counts.
-"""
+"""All figures of a study in one value, from which the page, the tables and the command line are made."""
 
 from __future__ import annotations
 
@@ -38,32 +34,14 @@ from results.run import RunResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredAllocation:
-    """One job's nodes, by its baseline."""
-
-    name: str
-    """The name of the allocation, such as `slurm 17`."""
-    runs: int
-    ratio: float
-    """Its mean step time over the median allocation's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
     """Timings of the same cell in several allocations."""
 
     cell_id: str
-    allocations: tuple[MeasuredAllocation, ...]
+    ratios: Mapping[str, float]
+    """The mean step time of each allocation, such as `slurm 17`, over the median allocation's."""
     others: int
     """Allocations with other machines, software or code, which are not compared."""
-
-    @property
-    def lowest(self) -> float:
-        return min(allocation.ratio for allocation in self.allocations)
-
-    @property
-    def highest(self) -> float:
-        return max(allocation.ratio for allocation in self.allocations)
 
 
 def drift(results: Sequence[RunResult]) -> Drift | None:
@@ -77,7 +55,7 @@ def drift(results: Sequence[RunResult]) -> Drift | None:
         if allocated and result.outcome is Outcome.OK and result.step_ns is not None:
             cells.setdefault(result.cell_id, []).append(result)
     drifts = [found for cell_id, runs in cells.items() if (found := _drift(cell_id, runs)) is not None]
-    return max(drifts, key=lambda found: len(found.allocations), default=None)
+    return max(drifts, key=lambda found: len(found.ratios), default=None)
 
 
 def _drift(cell_id: str, runs: Sequence[RunResult]) -> Drift | None:
@@ -96,10 +74,7 @@ def _drift(cell_id: str, runs: Sequence[RunResult]) -> Drift | None:
     middle = median(times.values())
     return Drift(
         cell_id=cell_id,
-        allocations=tuple(
-            MeasuredAllocation(name=name, runs=len(group), ratio=times[name] / middle)
-            for name, group in largest.items()
-        ),
+        ratios={name: time / middle for name, time in times.items()},
         others=sum(len(groups) for groups in by_environment.values()) - len(largest),
     )
 

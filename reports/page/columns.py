@@ -8,14 +8,16 @@ the devices.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
-from reports.analysis.budget import BudgetPart, CellBudget, budget
-from reports.analysis.communication import CellCommunication, LinkPeaks, communication, link_peaks
+import msgspec
+
+from reports.analysis.budget import BudgetPart, CellBudget
+from reports.analysis.communication import CellCommunication, communication, link_peaks
 from reports.analysis.cost import CellCost, cell_costs, energy_per_sample
 from reports.analysis.exchange import ExchangeRow, exchange_parts
 from reports.analysis.figures import CellFigures
@@ -31,20 +33,21 @@ from reports.fields import Field
 from reports.table import Column, Dtype, Unit
 from reports.text import DURATIONS, SI, SIZES
 from results.cell import Cell, Names, label
+from results.environment import CodeVersion, Environment
 from results.outcome import Outcome
 from results.plan import Scaling, Skip
-from results.run import PHASES, RunResult
+from results.run import PHASES, Communication, RankColumns, RunResult
 from results.statistics import Metric
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CellRow:
     """A planned cell with all of its figures."""
 
     study: StudyFigures
     pool: Pool
     figures: CellFigures | None
-    budget: CellBudget | None
+    network: CellCommunication | None
     failure: Failure | None
     exchange: ExchangeRow | None
     cost: CellCost | None
@@ -52,12 +55,10 @@ class CellRow:
     strong: CurvePoint | None
     memory: CellMemory | None
     predicted_peak_bytes: int | None
-    peaks: LinkPeaks
-    """The peak rates of the study's links."""
 
-    @cached_property
-    def network(self) -> CellCommunication | None:
-        return communication(self.figures, self.peaks) if self.figures else None
+    @property
+    def budget(self) -> CellBudget | None:
+        return self.network.budget if self.network else None
 
     @property
     def cell(self) -> Cell:
@@ -71,54 +72,23 @@ class CellRow:
     def scaling(self) -> str:
         return " ".join(self.study.scalings.get(self.cell.id, ()))
 
-    def largest(self, path: str) -> float | None:
-        """The largest value over the counted runs; None if no run has it."""
-        return max(self._known(path), default=None)
-
     def mean(self, path: str) -> float | None:
         """The mean over the counted runs; None if one of them lacks the figure."""
-        known = self._known(path)
-        return sum(known) / len(known) if known and len(known) == len(self.pool.runs) else None
-
-    def _known(self, path: str) -> list[float]:
-        values = (at(path, run) for run in self.pool.runs)
-        return [value for value in values if isinstance(value, int | float)]
+        known: list[Any] = [at(path, run) for run in self.pool.runs]
+        return sum(known) / len(known) if known and None not in known else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
-    """A run of a planned cell."""
+    """A run of a planned cell, or a part of it."""
 
     study: StudyFigures
     cell: Cell
     run: RunResult
     counted: bool = True
     """Whether the cell's figure includes this run."""
-
-    @property
-    def loss_last_samples(self) -> int | None:
-        return trained_samples(self.cell, self.run)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankRow(RunRow):
-    """A rank of a counted run."""
-
-    rank: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossRow(RunRow):
-    """One loss of a run that recorded its losses."""
-
-    step: int
-    """The last step that it is the mean of, counted from 1, the first step of the training."""
-    loss: float
-
-    @property
-    def samples(self) -> int:
-        """Samples of all replicas that were trained on up to this step."""
-        return self.step * self.cell.global_batch
+    own: Mapping[str, Any] = field(default_factory=dict)
+    """The values of one rank, or of one loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +113,7 @@ def cell_rows(study: StudyFigures) -> list[CellRow]:
             study=study,
             pool=pool,
             figures=(figures := study.cells.get(cell_id)),
-            budget=budget(figures) if figures else None,
+            network=communication(figures, peaks) if figures else None,
             failure=failures.get(cell_id),
             exchange=exchanges.get(cell_id),
             cost=costs.get(cell_id),
@@ -151,7 +121,6 @@ def cell_rows(study: StudyFigures) -> list[CellRow]:
             strong=strong.get(cell_id),
             memory=memories.get(cell_id),
             predicted_peak_bytes=predicted.get(cell_id),
-            peaks=peaks,
         )
         for cell_id, pool in study.pools.items()
     ]
@@ -159,7 +128,7 @@ def cell_rows(study: StudyFigures) -> list[CellRow]:
 
 def _points_by_cell(study: StudyFigures, kind: Scaling) -> dict[str, CurvePoint]:
     curves = [curve for curve in study.curves if curve.key.kind == kind]
-    return {point.figures.cell.id: point for curve in curves for point in curve.points}
+    return {point.cell.id: point for curve in curves for point in curve.points}
 
 
 def run_rows(study: StudyFigures) -> list[RunRow]:
@@ -171,24 +140,25 @@ def run_rows(study: StudyFigures) -> list[RunRow]:
     ]
 
 
-def rank_rows(study: StudyFigures) -> list[RankRow]:
+def rank_rows(study: StudyFigures) -> list[RunRow]:
     """Every rank of every counted run that recorded its ranks."""
     return [
-        RankRow(study=study, cell=pool.cell, run=run, rank=rank)
-        for pool in study.pools.values()
-        for run in pool.runs
-        if run.ranks is not None
-        for rank in range(len(run.ranks.compute_ns))
+        replace(row, own={"rank": rank} | {name: all_of[rank] for name, all_of in columns.items() if all_of})
+        for row in run_rows(study)
+        if row.counted and row.run.ranks is not None
+        for columns in [{name: getattr(row.run.ranks, name) for name in _OF_RANKS}]
+        for rank in range(len(row.run.ranks.compute_ns))
     ]
 
 
-def loss_rows(study: StudyFigures) -> list[LossRow]:
-    """List every loss of every counted run, including synthetic samples, whose loss shows no learning."""
+def loss_rows(study: StudyFigures) -> list[RunRow]:
+    """List every loss of every counted run, including synthetic samples, whose loss shows no learning. Its
+    step is the last that it is the mean of, from 1, and its samples are of all replicas."""
     return [
-        LossRow(study=study, cell=pool.cell, run=run, step=step, loss=loss)
-        for pool in study.pools.values()
-        for run in pool.runs
-        for step, loss in zip(loss_steps(run), run.losses, strict=True)
+        replace(row, own={"step": step, "samples": step * row.cell.global_batch, "loss": loss})
+        for row in run_rows(study)
+        if row.counted
+        for step, loss in zip(loss_steps(row.run), row.run.losses, strict=True)
     ]
 
 
@@ -204,7 +174,7 @@ def at(path: str, value: object) -> object:
     for name in path.split("."):
         if value is None:
             return None
-        value = value.get(name) if isinstance(value, dict) else getattr(value, name)
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
     return value
 
 
@@ -275,9 +245,20 @@ def mean(name: str, path: str) -> Column[CellRow]:
     return real(name, lambda row: row.mean(path))
 
 
-def largest(name: str, title: str) -> Column[CellRow]:
-    """Declare the largest number of bytes over the counted runs of a cell."""
-    return whole(name, lambda row: row.largest(name), title, BYTES, "method-memory")
+_DTYPES: Mapping[object, Dtype] = MappingProxyType({int: "Int64", float: "Float64", bool: "boolean"})
+
+
+def stored(path: str, struct: type[msgspec.Struct], *names: str, prefix: str = "") -> Iterator[Column[Any]]:
+    """Declare the fields of a stored struct, or of its lists, under their names and with their own types."""
+    kinds = {one.name: one.type for one in msgspec.structs.fields(struct)}
+    for name in names:
+        kind = kinds[name]
+        while parts := get_args(kind):
+            kind = parts[0]
+        if kind is Metric:
+            yield from metric(f"{prefix}{name}", f"{path}.{name}")
+        else:
+            yield _column(_DTYPES.get(kind, "string"), f"{prefix}{name}", f"{path}.{name}")
 
 
 def _price(name: str, title: str) -> tuple[Column[Any], ...]:
@@ -288,11 +269,7 @@ def telemetry(runs: Iterable[RunResult]) -> Iterator[Column[RunRow]]:
     """Declare a column for each name of telemetry in some runs."""
     for name in sorted({name for run in runs for name in run.telemetry}):
         # Not a path, because a name may contain a dot.
-        yield real(f"telemetry_{name}", partial(_telemetry_of, name))
-
-
-def _telemetry_of(name: str, row: RunRow) -> float | None:
-    return row.run.telemetry.get(name)
+        yield real(f"telemetry_{name}", partial(lambda name, row: row.run.telemetry.get(name), name))
 
 
 def _efficiencies() -> Iterator[Column[CellRow]]:
@@ -300,7 +277,7 @@ def _efficiencies() -> Iterator[Column[CellRow]]:
         for against in ("single", "own"):
             name, path = f"efficiency_{kind}_{against}", f"{kind}.{against}"
             yield from metric(name, f"{path}.metric")
-            yield text(f"{name}_baseline", f"{path}.baseline.figures.cell.id")
+            yield text(f"{name}_baseline", f"{path}.baseline.cell.id")
             yield text(f"{name}_absent", f"{path}.reason")
 
 
@@ -311,16 +288,6 @@ def _budget(part_path: str, metric_path: str) -> Iterator[Column[Any]]:
             yield from metric(name, metric_path.format(part))
         else:
             yield real(name, part_path.format(part))
-
-
-def _own(name: str) -> Callable[[RankRow], object]:
-    """A function from a row to the rank's value in a column of `RankColumns`."""
-
-    def value(row: RankRow) -> object:
-        values = at(f"run.ranks.{name}", row)
-        return values[row.rank] if isinstance(values, list) else None
-
-    return value
 
 
 _RATES = SI[2:]
@@ -343,16 +310,10 @@ _CELL = (
     text("study", "study.name"),
     text("cell_id", "cell.id", title="cell", hint="its folder in the study"),
     text("workload", "cell.workload", title="workload"),
-    *(text(name, f"cell.{name}") for name in ("dataset", "strategy", "compression", "collective")),
-    whole("node_size", "cell.node_size"),
-    real("link_mbit_per_s", "cell.link_mbit_per_s"),
-    text("device", "cell.device"),
-    text("backend", "cell.backend"),
+    *stored("cell", Cell, "dataset", "strategy", "compression", "collective", "node_size"),
+    *stored("cell", Cell, "link_mbit_per_s", "device", "backend"),
     whole("gpus", "cell.gpus", "GPUs", COUNT, "method-sizes"),
-    text("precision", "cell.precision"),
-    text("optimizer", "cell.optimizer"),
-    whole("micro_batch", "cell.micro_batch"),
-    whole("accumulation", "cell.accumulation"),
+    *stored("cell", Cell, "precision", "optimizer", "micro_batch", "accumulation"),
     whole("batch_per_replica", "cell.batch_per_replica", "batch per replica", COUNT, "method-scaling"),
     whole("global_batch", "cell.global_batch"),
     whole("seed", "cell.seed"),
@@ -414,9 +375,11 @@ CELLS = (
     whole("flops_per_step", "figures.flops_per_step", "a step", FLOPS, "method-flops"),
     real("mfu", "figures.mfu", "MFU", RATIO, "method-flops"),
     mean("energy_j", "energy_j"),
-    largest("rss_peak_bytes", "peak on the host"),
-    largest("rss_over_idle_bytes", "over idle"),
-    largest("device_allocated_peak_bytes", "peak of a device"),
+    whole("rss_peak_bytes", "memory.rss_peak_bytes", "peak on the host", BYTES, "method-memory"),
+    whole("rss_over_idle_bytes", "memory.rss_over_idle_bytes", "over idle", BYTES, "method-memory"),
+    whole(
+        "device_allocated_peak_bytes", "memory.device_peak_bytes", "peak of a device", BYTES, "method-memory"
+    ),
     whole("predicted_peak_bytes"),
     real("usd_per_hour", "cost.usd_per_hour", "an hour", USD, "method-cost"),
     *_price("usd_per_1000_steps", "1,000 steps"),
@@ -442,10 +405,6 @@ CELLS = (
 def _efficiency_shown(kind: Scaling) -> Iterator[Column[CellRow]]:
     """Declare the efficiency of the headline, and the reason why none is claimed."""
 
-    def claim(row: CellRow) -> Metric | None:
-        point = row.weak if kind == "weak" else row.strong
-        return None if point is None or point.efficiency.is_baseline else point.efficiency.metric
-
     def no_claim(row: CellRow) -> str:
         point = row.weak if kind == "weak" else row.strong
         found = point.efficiency if point else None
@@ -453,7 +412,8 @@ def _efficiency_shown(kind: Scaling) -> Iterator[Column[CellRow]]:
             return "baseline" if found is not None and found.is_baseline else ""
         return "super-linear" if found.super_linear else efficiency_field(found).text
 
-    yield from metric(f"efficiency_{kind}", claim, f"{kind} efficiency", RATIO, "method-efficiency")
+    path = f"{kind}.efficiency.claimed"
+    yield from metric(f"efficiency_{kind}", path, f"{kind} efficiency", RATIO, "method-efficiency")
     yield text(f"no_claim_{kind}", no_claim, title=f"{kind}, no claim", hint="why no efficiency is claimed")
 
 
@@ -471,11 +431,7 @@ def _once(name: str, title: str) -> Column[CellRow]:
     """Declare a mean over the runs that have the figure: only the first run of a launch has some figures."""
 
     def value(row: CellRow) -> float | None:
-        known = [
-            found
-            for run in (row.figures.runs if row.figures else ())
-            if (found := getattr(run, name)) is not None
-        ]
+        known = [found for run in row.pool.runs if (found := getattr(run, name)) is not None]
         return fmean(known) if known else None
 
     return real(name, value, title, ONCE, "method-set-up")
@@ -599,94 +555,63 @@ def cell_columns(preset: str) -> Iterator[Column[CellRow]]:
 
 RUNS = (
     *_CELL,
-    text("run_id", "run.run_id"),
-    text("launch_id", "run.launch_id"),
-    whole("repeat", "run.repeat"),
+    *stored("run", RunResult, "run_id", "launch_id", "repeat"),
     flag("counted"),
     text("outcome", "run.outcome"),
     text("reason", lambda row: row.study.review.excluded.get(row.run.run_id, row.run.reason)),
-    text("evidence", "run.evidence"),
-    text("started_at", "run.started_at"),
+    *stored("run", RunResult, "evidence", "started_at"),
     joined("hosts", "run.hosts", " "),
     whole("nodes", "run.environment.nodes"),
     text("fingerprint", "run.fingerprint"),
-    text("commit", "run.environment.code.commit"),
-    text("code_hash", "run.environment.code.code_hash"),
-    text("torch", "run.environment.torch"),
-    text("device_name", "run.environment.device_name"),
-    *(whole(name, f"run.{name}") for name in ("ranks_expected", "ranks_present", "steps", "warmup_steps")),
-    flag("warmup_steady", "run.warmup_steady"),
-    text("stop", "run.stop"),
-    *metric("step_ns", "run.step_ns"),
-    *(real(f"step_ns_{quantile}", f"run.step_ns_{quantile}") for quantile in ("median", "p10", "p90", "p99")),
-    whole("slow_steps", "run.slow_steps"),
+    *stored("run.environment.code", CodeVersion, "commit", "code_hash"),
+    *stored("run.environment", Environment, "torch", "device_name"),
+    *stored("run", RunResult, "ranks_expected", "ranks_present", "steps", "warmup_steps", "warmup_steady"),
+    *stored("run", RunResult, "stop", "step_ns", "step_ns_median", "step_ns_p10", "step_ns_p90"),
+    *stored("run", RunResult, "step_ns_p99", "slow_steps"),
     *(real(f"{phase}_ns", f"run.phase_ns.{phase}") for phase in (*PHASES, "other")),
-    *metric("exposed_ns", "run.exposed_ns"),
-    real("copies_ns", "run.copies_ns"),
+    *stored("run", RunResult, "exposed_ns", "copies_ns"),
     text("budget_method", "run.budget.method"),
     *_budget("run.budget.{}_ns", "run.budget.{}_ns"),
     real("bubble_ideal", "run.bubble_ideal"),
-    whole("communication_steps", "run.communication.steps"),
-    real("communication_step_ns", "run.communication.step_ns"),
-    *(real(f"communication_{name}", f"run.communication.{name}") for name in _COMMUNICATION),
-    real("samples_per_s", "run.samples_per_s"),
-    real("units_per_s", "run.units_per_s"),
-    text("unit", "run.unit"),
-    real("flops_per_s", "run.flops_per_s"),
-    real("mfu", "run.mfu"),
-    real("energy_j", "run.energy_j"),
-    whole("exchange_payload_bytes", "run.exchange_payload_bytes"),
-    real("exchange_operations", "run.exchange_operations"),
-    *(
-        whole(f"{name}_bytes", f"run.{name}_bytes")
-        for name in ("rss_peak", "rss_over_idle", "device_allocated_peak")
-    ),
-    real("loss_first", "run.loss_first"),
-    real("loss_last", "run.loss_last"),
-    whole("loss_last_samples"),
+    *stored("run.communication", Communication, "steps", "step_ns", *_COMMUNICATION, prefix="communication_"),
+    *stored("run", RunResult, "samples_per_s", "units_per_s", "unit", "flops_per_s", "mfu", "energy_j"),
+    *stored("run", RunResult, "exchange_payload_bytes", "exchange_operations", "rss_peak_bytes"),
+    *stored("run", RunResult, "rss_over_idle_bytes", "device_allocated_peak_bytes"),
+    *stored("run", RunResult, "loss_first", "loss_last"),
+    whole("loss_last_samples", lambda row: trained_samples(row.cell, row.run)),
     text("proof", "run.proof_word"),
-    flag("replicas_agree", "run.replicas_agree"),
-    real("foreign_cpu_cores", "run.foreign_cpu_cores"),
-    flag("disturbed", "run.disturbed"),
-    *(whole(f"{name}_ns", f"run.{name}_ns") for name in ("setup", "first_step", "startup")),
+    *stored("run", RunResult, "replicas_agree", "foreign_cpu_cores", "disturbed"),
+    *stored("run", RunResult, "setup_ns", "first_step_ns", "startup_ns"),
     joined("warnings", "run.warnings"),
     joined("absent", "run.absent"),
-    *(real(name, f"run.{name}") for name in (*_BUCKETS, "loss_fixed")),
-    text("first_hash", "run.first_hash"),
+    *stored("run", RunResult, *_BUCKETS, "loss_fixed", "first_hash"),
 )
 """The columns of a run, counted or not."""
 
+_OF_RANKS = ("node", "compute_ns", "compute_sd_ns", "slowest_share", "wait_ns", "blocked_ns")
 RANKS = (
     *_CELL,
-    text("run_id", "run.run_id"),
-    whole("repeat", "run.repeat"),
-    whole("rank"),
-    whole("node", _own("node")),
+    *stored("run", RunResult, "run_id", "repeat"),
+    whole("rank", "own.rank"),
+    whole("node", "own.node"),
     whole("steps", "run.ranks.steps"),
-    whole("compute_ns", _own("compute_ns")),
-    whole("compute_sd_ns", _own("compute_sd_ns")),
-    real("slowest_share", _own("slowest_share")),
-    whole("wait_ns", _own("wait_ns")),
-    whole("blocked_ns", _own("blocked_ns")),
+    *stored("own", RankColumns, *_OF_RANKS[1:]),
 )
 """The columns of a rank of a counted run."""
 
 LOSSES = (
     *_CELL,
-    text("run_id", "run.run_id"),
-    whole("repeat", "run.repeat"),
-    whole("step"),
-    whole("samples"),
-    real("loss"),
+    *stored("run", RunResult, "run_id", "repeat"),
+    whole("step", "own.step"),
+    whole("samples", "own.samples"),
+    real("loss", "own.loss"),
 )
 """The columns of a loss of a counted run."""
 
 SKIPS = (
     text("study", "study.name"),
-    *(text(name, f"skip.{name}") for name in (*Names.__struct_fields__, "scaling")),
+    *stored("skip", Skip, *Names.__struct_fields__, "scaling"),
     whole("gpus"),
-    whole("batch_size", "skip.batch_size"),
-    text("rule", "skip.rule"),
-    text("reason", "skip.reason"),
+    *stored("skip", Skip, "batch_size", "rule", "reason"),
 )
 """The columns of a point that is not run."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -139,7 +139,14 @@ def values_table(chart: Chart) -> TextTable:
         return _points_table(chart, lines)
     sizes = sorted({point.x for line in lines for point in line.every})
     at = {(line.name, point.x): _value(point) for line in lines for point in line.every}
-    columns = [figures(tick(size), partial(_at, at, size), hint=f"on {tick(size)}") for size in sizes]
+    columns = [
+        figures(
+            tick(size),
+            partial(lambda size, line: at.get((line.name, size), NONE), size),
+            hint=f"on {tick(size)}",
+        )
+        for size in sizes
+    ]
     return table(lines, [words(chart.y_title, lambda line: line.name), *columns])
 
 
@@ -157,10 +164,6 @@ def _points_table(chart: Chart, lines: Iterable[Line]) -> TextTable:
             figures(chart.y_title, lambda row: _value(row[1]), hint=chart.title),
         ],
     )
-
-
-def _at(found: Mapping[tuple[str, float], Field], size: float, line: Line) -> Field:
-    return found.get((line.name, size), NONE)
 
 
 def _value(point: Point) -> Field:

@@ -60,8 +60,8 @@ def _over(study: StudyFigures, axis: str) -> Json:
                 "samples": group.samples,
                 "cells": [
                     {
-                        "id": row.figures.cell.id,
-                        "value": getattr(row.figures.cell, axis),
+                        "id": row.cell.id,
+                        "value": getattr(row.cell, axis),
                         "ratio": row.ratio,
                         "absent": row.absent,
                         "memory_bytes": row.memory_bytes,
@@ -81,7 +81,7 @@ def _comparison(found: SideBySide) -> Json:
         "unlike": found.unlike,
         "cells": [
             {
-                "id": entry.figures.cell.id,
+                "id": entry.cell.id,
                 "study": entry.study,
                 "first": first.study,
                 "first_id": first.figures.cell.id,
@@ -134,9 +134,8 @@ def _figures(row: CellRow) -> Json | None:
         **declared(row, "step_ns", "samples_per_s", "units_per_s"),
         "phase_ns": figures.phase_ns,
         **declared(row, "exposed_ns", "exposed_share", "exposed_absent"),
-        "budget": None
-        if row.budget is None
-        else {
+        "budget": row.budget
+        and {
             "method": row.budget.method,
             "part_ns": dict(row.budget.part_ns),
             "transfer_ns": row.budget.transfer_ns,
@@ -144,17 +143,15 @@ def _figures(row: CellRow) -> Json | None:
         },
         "efficiency": {"weak": _point(row.weak), "strong": _point(row.strong)},
         # Null if the workload was measured with only one exchange.
-        "exchange": None
-        if row.exchange is None
-        else {
+        "exchange": row.exchange
+        and {
             "dense": row.exchange.dense.cell.id if row.exchange.dense else None,
             **declared(row, "speed_up"),
             "verdict": row.exchange.verdict,
             "absent": row.exchange.reason,
         },
-        "cost": None
-        if row.cost is None
-        else {
+        "cost": row.cost
+        and {
             **declared(row, "usd_per_hour", "usd_per_1000_steps", "usd_per_million_samples"),
             **declared(row, "usd_per_billion_tokens", "usd_per_epoch"),
             "price": row.cost.quote.price if row.cost.quote else None,
@@ -173,6 +170,6 @@ def _point(point: CurvePoint | None) -> Mapping[str, Json] | None:
 def _efficiency(efficiency: Efficiency) -> Json:
     return {
         "metric": efficiency.metric,
-        "baseline": efficiency.baseline.figures.cell.id if efficiency.baseline else None,
+        "baseline": efficiency.baseline.cell.id if efficiency.baseline else None,
         "absent": efficiency.reason,
     }

@@ -1,8 +1,5 @@
 """A study as text to paste: a page of Markdown for a pull request or a wiki, and a LaTeX table of the
-headline.
-
-The page has the verdict, the headline table and the environment. The LaTeX table uses the package booktabs.
-"""
+headline."""
 
 from __future__ import annotations
 

@@ -61,11 +61,8 @@ _MOST_LINES = 9
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FigureFile:
-    name: str
-    """The name with its suffix: `gpt-nano-weak-b8-efficiency.pdf`."""
-    data: bytes
+FigureFile = tuple[str, bytes]
+"""The name with its suffix, `gpt-nano-weak-b8-efficiency.pdf`, and the content."""
 
 
 def figure_files(study: StudyFigures, forms: Sequence[FileForm], style: Style) -> Iterator[FigureFile]:
@@ -146,7 +143,7 @@ def _files(
             file = io.BytesIO()
             metadata: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[form]
             figure.savefig(file, format=form, dpi=look.dots_per_inch, metadata=metadata)
-        yield FigureFile(name=f"{stem}.{form}", data=file.getvalue())
+        yield f"{stem}.{form}", file.getvalue()
 
 
 def _stem(piece: Piece, taken: dict[str, int]) -> str:

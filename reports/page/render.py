@@ -1,4 +1,4 @@
-"""The report: a study's figures as one HTML file that needs no network and is complete without its script.
+"""The report: studies as one HTML file that needs no network and is complete without its script.
 
 The same study gives the same bytes: the page does not depend on when or where it was written.
 """
@@ -10,14 +10,17 @@ import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
-from reports.analysis.study import StudyFigures
+from reports.analysis.side_by_side import side_by_side
+from reports.analysis.study import StudyFigures, summary
 from reports.page.contents import appendix, contents
 from reports.page.method import definitions, hints
 from reports.page.section import Section
+from reports.page.sections.comparison import comparison_section
 from results import files
 from results.foreign_text import visible
 
@@ -73,6 +76,24 @@ def render_figures(study: StudyFigures) -> str:
     sections, last = contents(study), appendix(study)
     shown = {"title": study.name, "sections": sections, "appendix": last}
     return full_page("report.html.j2", [study], (*sections, *last), **shown)
+
+
+def render_studies(studies: Sequence[StudyFigures]) -> str:
+    """One page of several studies: their comparison, and then each under its name, folded but for its first
+    screen. The anchor of a study is the prefix of all ids of its part."""
+    comparison = comparison_section(side_by_side(studies))
+    parts: list[dict[str, Any]] = [
+        {
+            "anchor": f"study-{number}",
+            "name": study.name,
+            "summary": summary(study),
+            "sections": (*contents(study), *appendix(study)),
+        }
+        for number, study in enumerate(studies, start=1)
+    ]
+    sections = [comparison, *(section for part in parts for section in part["sections"])]
+    title = ", ".join(study.name for study in studies)
+    return full_page("studies.html.j2", studies, sections, title=title, comparison=comparison, parts=parts)
 
 
 def render_sections(title: str, sections: Sequence[Section]) -> str:

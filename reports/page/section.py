@@ -1,8 +1,4 @@
-"""The parts of a page: sections, and the few kinds of block in them.
-
-A section is made by a function of its module in `reports/page/sections/`; `contents.py` lists them in order.
-It selects the content and defines the terms; the templates decide the look.
-"""
+"""The parts of a page: sections, and the few kinds of block in them."""
 
 from __future__ import annotations
 

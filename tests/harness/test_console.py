@@ -16,7 +16,7 @@ from harness.reporting.report import command_lines, print_headline, record_lines
 from harness.terminal.console import Console, Standing
 from harness.terminal.narrow import narrow_lines
 from harness.terminal.table_text import column_widths, fitted_lines, table_lines
-from reports.analysis.headline import HeadlineRow
+from reports.analysis.headline import FiguresRow, HeadlineRow
 from reports.analysis.scaling import Efficiency, NoClaim
 from reports.analysis.study import analyse
 from reports.analysis.verdict.verdict import Record
@@ -138,7 +138,7 @@ def _row(strategy: str, *, disturbed: bool) -> HeadlineRow:
     step = Metric(value=1e7, unit="ns", low=9e6, high=1.1e7, samples=3, interval="range")
     rate = Metric(value=800.0, unit="samples/s", low=700.0, high=900.0, samples=3, interval="range")
     figures = SimpleNamespace(
-        cell=a_cell(workload="gpt-nano", gpus=4, micro_batch=8),
+        cell=a_cell(workload="gpt-nano", strategy=strategy, gpus=4, micro_batch=8),
         step_ns=step,
         throughput=rate,
         exposed_share=None,
@@ -148,11 +148,8 @@ def _row(strategy: str, *, disturbed: bool) -> HeadlineRow:
         evidence="measured",
         disturbed=disturbed,
     )
-    return HeadlineRow(
-        workload="gpt-nano",
-        strategy=strategy,
-        setting="",
-        kinds=("weak",),
+    return FiguresRow(
+        of=("weak",),
         figures=figures,
         efficiency=Efficiency(metric=None, baseline=None, no_claim=NoClaim("emulated")),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +96,7 @@ class PlantedStudy:
         self._skips: list[Skip] = []
         self._cells: dict[str, Cell] = {}
         self._runs = runs_before
+        self._ran: Counter[str] = Counter()
 
     def series(
         self, kind: Scaling, strategy: str, gpus: list[int], *, batch: int, **fields: object
@@ -157,6 +159,7 @@ class PlantedStudy:
     def run(self, cell: Cell, timing: Timing, *, sync: bool = True) -> str:
         """Write one run's rank records; `sync=False` skips the slow, careful way of writing."""
         self._runs += 1
+        self._ran[cell.id] += 1
         run_id = f"20260102T030405Z-{self._runs:06x}"
         for rank in range(cell.gpus):
             record = rank_record(cell, rank, run_id, timing)
@@ -177,7 +180,9 @@ class PlantedStudy:
         **changes: object,
     ) -> StudyFigures:
         """The figures of the study, from its own results or from others, with `changes` in the
-        results of successful runs."""
+        results of successful runs. What was not planned yet is, to be run as often as it was."""
+        if self._cells or self._skips:
+            self.plan(repeats=max((self._ran[cell_id] for cell_id in self._cells), default=0) or 3)
         found = [
             msgspec.structs.replace(run, **changes) if run.outcome is Outcome.OK else run
             for run in (self.study.collect() if results is None else results)

@@ -37,7 +37,6 @@ def study(planted) -> StudyFigures:
     planted.runs(single, [10.0], input_ms=0.5, first_step_ms=60.0)
     own = off([10.0, 12.0, 10.0, 12.0], [8.0, 8.0, 12.0, 12.0])
     planted.points("ddp", {2: [15.0, 17.0]}, input_ms=1.0, off_step_ns=own)
-    planted.plan(repeats=2)
     return planted.analysed()
 
 
@@ -78,7 +77,6 @@ def test_compute_that_is_encoding_and_decoding_is_told_of(planted, new_timing) -
         planted.series("weak", "ddp", [2], batch=8, **fields)[0]
         for fields in ({"compression": "topk:0.01"}, {"compression": "int8"}, {})
     ]
-    planted.plan(repeats=2)
     own = off([10.0] * 4, [10.0] * 4)
     # Two runs of 2 ms and 4 ms; int8 has no blocks without the exchange; the last one encodes nothing.
     for cell, quads in zip(cells, (own, None, own), strict=True):
@@ -106,7 +104,6 @@ def test_where_a_cell_has_no_budget_the_reason_is_given(small) -> None:
 def test_input_of_synthetic_data_is_said_not_to_be_measured(planted, new_timing) -> None:
     synthetic = planted.series("weak", "ddp", [2], batch=8)[0]
     real = planted.series("weak", "ddp", [2], batch=8, dataset="digits")[0]
-    planted.plan(repeats=1)
 
     def told() -> list[str]:
         return [text for text in remarks(planted.analysed()) if "not measured" in text]
@@ -120,7 +117,6 @@ def test_input_of_synthetic_data_is_said_not_to_be_measured(planted, new_timing)
 
 def test_a_study_without_figures_has_no_section(planted) -> None:
     planted.points("ddp", {2: 1}, outcome=Outcome.CRASHED, reason="no")
-    planted.plan()
     assert anatomy_section(planted.analysed()) is None
 
 
@@ -139,7 +135,6 @@ def test_a_bar_of_an_emulated_cell_says_so(planted) -> None:
     for gpus, evidence in ((2, Evidence.MEASURED), (4, Evidence.EMULATED)):
         own = off(*[[10.0] * 4] * gpus)
         planted.points("ddp", {gpus: 12.0}, off_step_ns=own, evidence=evidence)
-    planted.plan(repeats=1)
     [drawing] = drawings_of(planted.analysed())
     svg = str(drawing.svg)
     assert ">ddp on 2<" in svg
@@ -164,7 +159,6 @@ def test_bars_are_the_ideal_and_the_losses_end_to_end_in_time(study) -> None:
 
 def test_what_a_part_gains_is_taken_from_the_ideal(planted) -> None:
     planted.points("ddp", {2: 10.0}, input_ms=1.0, off_step_ns=off([10.0] * 4, [10.0] * 4))
-    planted.plan(repeats=1)
     # Blocks with the exchange took 9, those without it 10: -1 of transfer, so 9 of the ideal and 1 of input.
     [drawing] = drawings_of(planted.analysed())
     (ideal, _), (lost, colour) = pieces_of(str(drawing.svg))
@@ -200,7 +194,6 @@ def test_a_bubble_is_a_part_of_pipelines_alone(planted, full_rows) -> None:
     recorded = {"recorded": lambda rank: waits[rank], "bubble_ideal": 0.15}
     planted.points("pipeline:1f1b", {4: 16.0}, **timing, **recorded)
     planted.points("ddp", {4: 16.0}, **timing)
-    planted.plan(repeats=1)
     found, other = full_rows(planted.analysed())
     assert (found["bubble, ms"], found["exposed transfer, ms"]) == ("3.00", "2.00")
     assert other["bubble, ms"] == ""

@@ -23,7 +23,6 @@ def test_the_speed_up_is_named_and_what_the_others_reach_with_the_reason(planted
     ddp = planted.series("weak", "ddp", [2], batch=8)
     powersgd = planted.series("weak", "ddp", [2], batch=8, compression="powersgd:4")
     fsdp = planted.series("weak", "fsdp", [2], batch=8)
-    planted.plan()
     # Twice the samples in 1.1 times the time: 20 / 11.
     for [cell], steps in (
         (single, [100.0, 100.2, 99.8]),
@@ -44,7 +43,6 @@ def test_the_speed_up_is_named_and_what_the_others_reach_with_the_reason(planted
 def test_a_speed_up_whose_interval_has_1_is_not_shown(planted) -> None:
     planted.points("single", {1: [100.0, 130.0, 100.0]})
     planted.points("ddp", {2: [180.0, 205.0, 190.0]})
-    planted.plan()
     assert answered(planted.analysed()).startswith("ddp on 2 ranks (CPU) is not shown to be faster than one ")
 
 
@@ -68,7 +66,6 @@ def test_what_trains_otherwise_and_pays_is_the_second_choice_with_its_condition(
     for compression, steps in (("none", (10.5, 14.0)), ("bf16", (10.2, 11.0))):
         sizes = {gpus: [ms, 1.001 * ms, 0.999 * ms] for gpus, ms in zip((2, 4), steps, strict=True)}
         planted.points("ddp", sizes, compression=compression)
-    planted.plan()
     told = answered(planted.analysed())
     assert (
         "econd choice, if its loss is as good: ddp + bf16, which compresses its gradients, has 90.9 %" in told
@@ -92,7 +89,6 @@ def test_a_fastest_that_trains_otherwise_says_so_and_has_the_plain_one_beside_it
     planted.points("single", {1: [10.0] * 3}, input_ms=0.0)
     planted.points("ddp", {2: [25.0, 25.01, 24.99]}, **timing)
     planted.points(axes.pop("strategy"), {2: [12.0, 12.01, 11.99]}, **timing, **axes)
-    planted.plan()
     told = answered(planted.analysed())
     assert clause in told
     assert ("compare its loss too" in told) is bool(clause)
@@ -105,7 +101,6 @@ def test_a_size_that_rests_on_a_hole_is_named_so_far(new_study, new_timing, tmp_
     planted.points("single", {1: [10.0, 10.01, 9.99]})
     planted.points("ddp", {2: [10.2, 10.21, 10.19]})
     planted.points("ddp", {4: 1.0}, outcome=Outcome.CRASHED)
-    planted.plan()
     told = answered(planted.analysed())
     assert "the size to buy so far (2 to 4 GPUs; ddp on 4 has no figure)" in told
     assert "100 %" not in told
@@ -113,7 +108,6 @@ def test_a_size_that_rests_on_a_hole_is_named_so_far(new_study, new_timing, tmp_
 
 def test_a_study_of_stand_ins_has_no_answer(planted) -> None:
     [cell] = planted.series("weak", "ddp", [2], batch=8)
-    planted.plan()
     planted.runs(cell, [10.0, 10.1], evidence=Evidence.EMULATED)
     assert answered(planted.analysed()) == ""
 
@@ -122,7 +116,6 @@ def test_where_no_growth_pays_the_single_device_is_named_with_the_growth(new_stu
     planted = new_study(tmp_path / "study", device="cuda")
     [single] = planted.series("weak", "single", [1], batch=8)
     ddp = planted.series("weak", "ddp", [2, 4], batch=8)
-    planted.plan()
     for cell, ms in zip((single, *ddp), (10.0, 19.0, 38.0), strict=True):
         planted.runs(cell, [ms, 1.001 * ms, 0.999 * ms])
     told = answered(planted.analysed())

@@ -52,7 +52,6 @@ def cell(planted) -> Callable[..., CellFigures]:
         runs: list[tuple[float, StepBudget | None]], gpus: int = 4, batch: int = 8, **fields: object
     ) -> CellFigures:
         planned = planted.points("ddp", {gpus: [ms for ms, _ in runs]}, batch=batch)[0]
-        planted.plan()
         study = planted.analysed()
         pool = study.pools[planned.id]
         changed = [

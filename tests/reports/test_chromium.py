@@ -24,8 +24,7 @@ from typing import Any
 import pytest
 from generated_study import Trouble, large_study
 
-from reports.page.joint import render_studies
-from reports.page.render import render_figures
+from reports.page.render import render_figures, render_studies
 from results import files
 from results.outcome import Evidence
 
@@ -187,7 +186,6 @@ def page(request, kept, tmp_path) -> Path:
 def _page(small) -> str:
     small.points("ddp", {16: 40.0}, evidence=Evidence.EMULATED, exposed_ms=10.0, warnings=["on battery"])
     small.points("ddp", {2: 1300.0}, workload=HOSTILE)
-    small.plan()
     return small.page()
 
 

@@ -84,7 +84,6 @@ def test_eight_devices_of_2_50_usd(eight) -> None:
 
 def test_an_epoch_is_the_data_sets_where_its_size_is_known_and_the_flag_wins(planted) -> None:
     planted.points("ddp", {2: 16.0}, dataset="digits:workers=2")
-    planted.plan(repeats=1)
     known = Assumptions(dataset_samples={"digits": 1797})
     # 16 samples in 16 ms: 1,797 in 1.797 s.
     assert only(analysed(planted, known)).epoch_ns.value == pytest.approx(1.797e9)
@@ -136,7 +135,6 @@ def test_the_sites_price_is_for_runs_in_its_allocations(gpus) -> None:
 def test_one_price_holds_for_all_sizes_of_a_study(tmp_path, new_study, new_environment) -> None:
     planted = new_study(tmp_path / "l4", device="cuda")
     planted.points("ddp", {2: 10.0, 8: 10.0}, environment=new_environment(device_name="NVIDIA L4"))
-    planted.plan(repeats=1)
     # 8 on a node: of a g6.48xlarge, though two could be had for 1.1504 each.
     assert [cost.usd_per_hour for cost in cell_costs(analysed(planted))] == pytest.approx([3.3376, 13.3504])
 
@@ -223,7 +221,6 @@ def test_a_device_without_a_price_has_no_cost_and_the_page_says_how_to_give_one(
 
 def test_emulated_cells_have_no_cost(planted) -> None:
     cells = planted.series("weak", "ddp", [2, 4], batch=8)
-    planted.plan(repeats=1)
     planted.runs(cells[0], [10.0])
     planted.runs(cells[1], [20.0], evidence=Evidence.EMULATED)
     study = analysed(planted, FLAG)
@@ -363,7 +360,6 @@ def test_other_work_has_a_frontier_of_its_own(planted) -> None:
     planted.points("ddp", {2: 5.0}, precision="bf16")
     planted.points("ddp", {2: 1.0}, workload="mlp")
     planted.points("ddp", {2: 15.0}, batch=16)
-    planted.plan(repeats=1)
     found = {
         one.title: [c.cell.micro_batch for c in one.costs]
         for one in frontiers(cell_costs(analysed(planted, FLAG)))

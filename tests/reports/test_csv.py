@@ -9,11 +9,9 @@ import msgspec
 import pandas as pd
 import pytest
 
-from reports.analysis.assumptions import Assumptions
 from reports.analysis.study import StudyFigures
 from reports.page.columns import CELLS, PRESETS, SHOWN, cell_columns
 from reports.page.tables import TABLES, csv_text, frame_of
-from results.catalogue.prices import Price
 from results.outcome import Outcome
 from results.run import Communication, RankColumns, StepBudget
 from results.statistics import Metric
@@ -101,7 +99,6 @@ def test_a_cell_without_figures_is_a_row_with_its_reason(small) -> None:
 
 def test_one_row_a_run_those_left_out_and_failed_too(planted, new_timing, new_environment) -> None:
     cell = planted.series("weak", "single", [1], batch=8)[0]
-    planted.plan()
     planted.run(cell, new_timing(step_ms=30, environment=new_environment(torch="2.12.0")))
     planted.run(cell, new_timing(step_ms=20))
     planted.run(cell, new_timing(step_ms=1, outcome=Outcome.CRASHED, reason="a, comma"))
@@ -122,7 +119,6 @@ def test_nothing_is_nan(small) -> None:
 def test_columns_and_their_types_are_the_same_whatever_a_study_holds(small, tmp_path, new_study) -> None:
     empty = new_study(tmp_path / "empty")
     empty.series("weak", "ddp", [2], batch=8)
-    empty.plan()
     full, nothing = small.analysed(), empty.analysed()
     for name in TABLES:
         assert frame_of([full], name).dtypes.to_dict() == frame_of([nothing], name).dtypes.to_dict(), name
@@ -197,21 +193,6 @@ def test_one_row_a_rank_of_a_counted_run(pair) -> None:
     assert csv_rows(pair.analysed(ranks=RANKS), "ranks")[1]["compute_ns"] == "30"
 
 
-def test_costs_are_in_the_table_of_cells(pair) -> None:
-    priced = pair.analysed(assumptions=Assumptions(price=Price(usd_per_gpu_hour=1.8, source="a bill")))
-    cell = frame_of([priced], "cells").iloc[0]
-    # Two devices at 1.8 dollars; a step of 20 ms is of 16 samples: a million takes 1,250 s, 1,000 steps 20 s.
-    assert cell["usd_per_hour"] == pytest.approx(3.6)
-    assert cell["usd_per_million_samples"] == pytest.approx(1.25)
-    assert cell["usd_per_1000_steps"] == pytest.approx(0.02)
-    assert cell["usd_per_epoch"] is pd.NA
-    assert (
-        frame_of([pair.analysed()], "cells")
-        .iloc[0]["usd_absent"]
-        .startswith("no price is known of Example CPU")
-    )
-
-
 HOSTILE = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\r\n=1", "'=1"]
 
 
@@ -231,7 +212,6 @@ def test_a_carriage_return_ends_no_row() -> None:
 
 def test_a_negative_number_is_left_alone(planted) -> None:
     planted.points("ddp", {2: 10.0}, exposed_ms=-1.0)
-    planted.plan(repeats=1)
     assert csv_rows(planted.analysed(), "cells")[0]["exposed_ns"] == "-1000000.0"
 
 

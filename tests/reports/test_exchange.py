@@ -53,7 +53,6 @@ def plant(planted):
 
 def test_the_speed_up_is_the_ratio_of_means_within_the_ratios_of_single_runs(planted, plant) -> None:
     plant({("ddp",): [10.0, 11.0, 12.0], ("ddp", "bf16"): [4.0, 5.0, 6.0]})
-    planted.plan()
     row = row_of(part_of(planted), "ddp + bf16")
     assert row.dense.cell.compression == "none"
     # 11 / 5; at worst 10 / 6, at best 12 / 4.
@@ -75,7 +74,6 @@ def test_the_speed_up_is_the_ratio_of_means_within_the_ratios_of_single_runs(pla
 )
 def test_a_verdict_needs_runs_that_are_apart(planted, plant, step_ms, verdict) -> None:
     plant({("ddp",): [10.0, 10.5, 11.0], ("ddp", "bf16"): step_ms})
-    planted.plan()
     assert row_of(part_of(planted), "ddp + bf16").verdict == verdict
 
 
@@ -87,7 +85,6 @@ def test_from_six_runs_on_the_interval_decides_and_not_the_range(planted, plant)
             ("ddp", "bf16"): [10.1, 10.5, 10.5, 10.5, 10.5, 11.05],
         }
     )
-    planted.plan(repeats=6)
     row = row_of(part_of(planted), "ddp + bf16")
     assert row.speed_up.interval == "t95-runs"
     assert row.verdict == "faster"
@@ -97,7 +94,6 @@ def test_from_six_runs_on_the_interval_decides_and_not_the_range(planted, plant)
 def test_fewer_than_three_runs_are_shown_and_not_judged(planted, dense, other) -> None:
     for compression, runs, ms in (("none", dense, 10.0), ("bf16", other, 5.0)):
         planted.points("ddp", {2: [ms] * runs}, compression=compression)
-    planted.plan()
     part = part_of(planted)
     row = row_of(part, "ddp + bf16")
     assert row.speed_up.value == pytest.approx(2.0)
@@ -118,7 +114,6 @@ def test_each_is_compared_with_the_dense_exchange_of_its_strategy_or_of_ddp(plan
             ("ddp",): ones,
         }
     )
-    planted.plan(repeats=2)
     part = part_of(planted)
     against = {row.name: None if row.dense is None else row.dense.cell.strategy for row in part.rows}
     assert against == {
@@ -135,14 +130,12 @@ def test_each_is_compared_with_the_dense_exchange_of_its_strategy_or_of_ddp(plan
 
 def test_a_ddp_with_options_stands_in_for_plain_ddp(planted, plant) -> None:
     plant({("ddp:bucket_mb=50.0",): [10.0, 10.0], ("scratch-ddp",): [10.0, 10.0]})
-    planted.plan(repeats=2)
     row = row_of(part_of(planted), "scratch-ddp")
     assert row.dense.cell.strategy == "ddp:bucket_mb=50.0"
 
 
 def test_without_a_dense_exchange_nothing_is_compared(planted, plant) -> None:
     plant({("ddp", "bf16"): [10.0, 10.0], ("ddp", "fp16"): [10.0, 10.0]})
-    planted.plan(repeats=2)
     part = part_of(planted)
     assert [(row.dense, row.speed_up, row.reason) for row in part.rows] == [(None, None, NO_DENSE)] * 2
     assert part.finding.endswith(f": {NO_DENSE}.")
@@ -150,7 +143,6 @@ def test_without_a_dense_exchange_nothing_is_compared(planted, plant) -> None:
 
 def test_dense_exchanges_without_ddp_stand_alone(planted, plant) -> None:
     plant({("scratch-ddp",): [10.0, 10.0], ("local-sgd:4",): [5.0, 5.0]})
-    planted.plan(repeats=2)
     assert part_of(planted).finding.endswith(f": {ALONE}.")
 
 
@@ -163,7 +155,6 @@ def test_unlike_points_are_not_compared(planted, plant, fields) -> None:
     gpus = fields.pop("gpus", 2)
     (cell,) = planted.points("ddp", {gpus: [5.0, 5.0]}, compression="bf16", **fields)
     planted.points("ddp", {gpus: [5.0, 5.0]}, compression="fp16", **fields)
-    planted.plan(repeats=2)
     rows = [row for part in parts_of(planted) for row in part.rows if row.cell.id == cell.id]
     assert [(row.dense, row.reason) for row in rows] == [(None, NO_DENSE)]
 
@@ -172,7 +163,6 @@ def test_unlike_conditions_and_evidence_are_named_instead_of_divided(planted, pl
     plant({("ddp",): [10.0, 10.0]})
     plant({("ddp", "bf16"): [5.0, 5.0]}, environment=new_environment(torch="2.12.0"))
     plant({("ddp", "fp16"): [5.0, 5.0]}, evidence=Evidence.EMULATED)
-    planted.plan(repeats=2)
     part = part_of(planted)
     reasons = {row.name: row.reason for row in part.rows if row.reason is not None}
     assert reasons == {
@@ -185,7 +175,6 @@ def test_unlike_conditions_and_evidence_are_named_instead_of_divided(planted, pl
 def test_emulated_exchanges_are_compared_and_called_so(planted, plant) -> None:
     slow = {("ddp", "none", "default", "1000"): [10.0, 10.0]}
     plant(slow | {("ddp", "bf16", "default", "1000"): [5.0, 5.0]}, evidence=Evidence.EMULATED)
-    planted.plan(repeats=2)
     part = part_of(planted)
     assert part.finding == (
         "Over 1gbit links (emulated) faster than the dense exchange: ddp + bf16 (2.00 times)."
@@ -198,7 +187,6 @@ def test_gradients_over_exposed_time_where_that_is_above_nothing(planted) -> Non
         for ms in exposed:
             planted.runs(cell, [10.0], exposed_ms=ms)
     planted.points("ddp", {2: [10.0, 10.0]}, compression="int8")
-    planted.plan(repeats=2)
     rates = {row.name: row.gradients_per_exposed_s for row in part_of(planted).rows}
     # 4 MB in 2 ms; in 2 ms on the mean of 1 and 3; nothing where it may be 0 or was not measured.
     assert rates == {
@@ -212,7 +200,6 @@ def test_gradients_over_exposed_time_where_that_is_above_nothing(planted) -> Non
 @pytest.mark.parametrize(("low", "rate"), [(0.5, 2e9), (-0.5, None)])
 def test_the_quads_of_a_single_run_decide_whether_time_is_exposed(planted, plant, low, rate) -> None:
     plant({("ddp",): [10.0], ("ddp", "bf16"): [10.0]})
-    planted.plan(repeats=1)
     exposed = Metric(value=2 * MS, unit="ns", low=low * MS, high=3 * MS, samples=6, interval="t95-quads")
     (part,) = exchange_parts(planted.analysed(exposed_ns=exposed))
     # 4 MB in 2 ms.
@@ -229,7 +216,6 @@ def test_a_study_of_one_exchange_compares_no_exchanges(small) -> None:
 def test_a_single_device_is_no_exchange(planted) -> None:
     for strategy, gpus in (("single", 1), ("fsdp", 1), ("ddp", 2)):
         planted.points(strategy, {gpus: 10.0})
-    planted.plan(repeats=1)
     assert parts_of(planted) == []
 
 
@@ -240,7 +226,6 @@ def test_parts_are_by_workload_and_network_the_open_one_first(planted, plant) ->
     plant({("ddp",): both, ("ddp", "bf16"): both})
     for compression in ("none", "bf16"):
         planted.points("ddp", {2: both}, workload="a-model", compression=compression)
-    planted.plan(repeats=2)
     assert [(part.workload, part.link) for part in parts_of(planted)] == [
         ("a-model", "none"),
         ("gpt-nano", "none"),
@@ -295,7 +280,6 @@ def test_the_finding_names_what_gained_and_what_lost(planted, plant, cells, find
         there = {("ddp", name): points[place] for name, points in cells.items() if place < len(points)}
         if there:
             plant({("ddp",): DENSE} | there, gpus=gpus)
-    planted.plan(repeats=2)
     assert part_of(planted).finding == finding_of(*finding)
 
 
@@ -316,7 +300,6 @@ BY_SIZE = [
 def test_the_finding_says_at_which_sizes(planted, plant, by_size, told) -> None:
     for gpus, step_ms in zip((2, 4, 8, 16), by_size, strict=True):
         plant({("ddp",): DENSE, ("ddp", "int8"): step_ms}, gpus=gpus)
-    planted.plan(repeats=2)
     assert part_of(planted).finding == finding_of(*told, "")
 
 
@@ -324,7 +307,6 @@ def test_points_of_one_size_are_counted_and_not_named(planted) -> None:
     for batch, step_ms in ((8, FAST), (16, SLOW)):
         for compression, each in (("none", EVEN), ("int8", step_ms)):
             planted.points("ddp", {2: [each[0]] * 3}, batch=batch, compression=compression)
-    planted.plan()
     told = "ddp + int8 (2.00 times, at 1 of 2 points)"
     assert part_of(planted).finding == finding_of(told, told, "")
 
@@ -333,7 +315,6 @@ def test_exchanges_are_named_with_what_is_sent_over_what(planted, plant) -> None
     fast = [5.05, 5.05]
     plant({("ddp",): DENSE, ("ddp", "bf16", "ring"): fast, ("ddp", "none", "ring"): fast})
     plant({("scratch-ddp",): fast, ("scratch-ddp", "bf16"): [10.1, 10.1]})
-    planted.plan(repeats=2)
     # Three times 10.1 / 5.05 against ddp, and its own dense exchange is twice as fast as the last.
     faster = "ddp + bf16 over ring (2.00 times), ddp over ring (2.00 times), scratch-ddp (2.00 times)"
     assert part_of(planted).finding == finding_of(faster, "scratch-ddp + bf16 (2.00 times)", "")
@@ -342,7 +323,6 @@ def test_exchanges_are_named_with_what_is_sent_over_what(planted, plant) -> None
 def test_the_csv_has_the_speed_up_of_each_cell(planted, plant) -> None:
     plant({("ddp",): [10.0, 12.0]}, exposed_ms=4.0)
     plant({("ddp", "bf16", "ring", "2500"): [5.0, 6.0], ("ddp", "none", "default", "2500"): [10.0, 12.0]})
-    planted.plan(repeats=2)
     rows = list(csv.DictReader(io.StringIO(csv_text(frame_of([planted.analysed()], "cells")))))
     by_name = {(row["compression"], row["link_mbit_per_s"]): row for row in rows}
     assert len(by_name) == 3

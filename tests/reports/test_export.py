@@ -85,7 +85,7 @@ def test_the_figures_of_the_json_are_those_of_the_report(studies) -> None:
         figures = cells[row.figures.cell.id]["figures"]
         assert msgspec.convert(figures["step_ns"], Metric) == row.figures.step_ns
         assert msgspec.convert(figures["samples_per_s"], Metric) == row.figures.samples_per_s
-        efficiency = figures["efficiency"][row.kinds[0]]["single"]["metric"]
+        efficiency = figures["efficiency"][row.of[0]]["single"]["metric"]
         assert msgspec.convert(efficiency, Metric) == row.efficiency.metric
         assert figures["evidence"] == "measured"
 

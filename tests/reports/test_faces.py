@@ -15,11 +15,11 @@ import reports
 from harness.cli import run
 from reports.analysis.side_by_side import side_by_side
 from reports.analysis.study import StudyFigures
-from reports.page.joint import render_studies
 from reports.page.json_document import json_document
 from reports.page.looks import COLOURS, ON_PAPER, looks
 from reports.page.markup import escaped, latex
 from reports.page.paper import FORMS, STYLES, figure_files, shared_figure_files
+from reports.page.render import render_studies
 from reports.page.sections.comparison import shared_charts
 from reports.page.sections.scaling import throughput_chart
 from reports.page.tables import TABLES, frame_of
@@ -69,7 +69,6 @@ def test_importing_reports_loads_neither_pandas_nor_matplotlib() -> None:
 
 def test_losses_are_a_table_with_the_step_and_the_samples_that_they_are_of(planted) -> None:
     planted.points("ddp", {2: 10.0}, dataset="digits")
-    planted.plan(repeats=1)
     study = planted.analysed(losses=(3.0, 2.0, 1.5), losses_every=4, first_steps=3, warmup_steps=4, steps=6)
     frame = frame_of([study], "losses")
     # Three steps before, then every four up to the last, the thirteenth; 16 samples a step.
@@ -107,7 +106,7 @@ def test_signs_of_latex_are_printed_as_they_are() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 def test_drawings_are_files_of_the_width_of_their_style(small, style) -> None:
-    files = {one.name: one.data for one in figure_files(small.analysed(), FORMS, style)}
+    files = dict(figure_files(small.analysed(), FORMS, style))
     stems = {"gpt-nano-weak-b8", "gpt-nano-strong-b32"}
     assert files.keys() == {
         f"{stem}-{what}.{form}" for stem in stems for what in ("throughput", "efficiency") for form in FORMS
@@ -128,7 +127,6 @@ def test_drawings_have_the_colours_the_dashes_and_the_axis_of_the_page(new_study
     points = {gpus: [10.0, 11.0, 12.0] for gpus in (2, 4)}
     for name, compression in (("ddp", "none"), ("ddp", "bf16"), ("fsdp", "none")):
         planted.points(name, points, compression=compression)
-    planted.plan()
     study = planted.analysed()
     chart = throughput_chart("name", study.curves, looks(study.curves), "ranks")
     line = r'style="--c: var\(--(\w+)\)">\n?<polyline points="[^"]*"( stroke-dasharray)?'
@@ -138,7 +136,7 @@ def test_drawings_have_the_colours_the_dashes_and_the_axis_of_the_page(new_study
         ("blue", True),
         ("vermillion", False),
     }
-    svg = next(iter(figure_files(study, ("svg",), "screen"))).data.decode()
+    svg = next(iter(figure_files(study, ("svg",), "screen")))[1].decode()
     # Lines have their width in the style, and marks and bars another one.
     drawn = re.findall(
         r"none; (stroke-dasharray: \S+ stroke-dashoffset: 0; )?stroke: (#\w+); stroke-width: 1.6", svg
@@ -166,13 +164,12 @@ def two(new_study, tmp_path) -> list[StudyFigures]:
         step_ms = [factor * ms for ms in (10.0, 11.0, 12.0)]
         planted.points("ddp", {2: step_ms, 4: step_ms})
         planted.points("fsdp", {2: step_ms}, batch=batch)
-        planted.plan()
         made.append(planted.analysed())
     return made
 
 
 def test_two_studies_share_axes_and_a_drawing_of_ratios(two) -> None:
-    files = {one.name: one.data for one in shared_figure_files(two, ("svg",), "paper")}
+    files = dict(shared_figure_files(two, ("svg",), "paper"))
     # The batch of fsdp differs: its curves share no axes, and it has no ratio.
     assert files.keys() == {
         "gpt-nano-weak-b8-throughput.svg",
@@ -183,7 +180,7 @@ def test_two_studies_share_axes_and_a_drawing_of_ratios(two) -> None:
 
 def test_a_drawing_that_leaves_lines_out_says_how_many(two, monkeypatch) -> None:
     monkeypatch.setattr("reports.page.paper._MOST_LINES", 1)
-    svg = next(iter(shared_figure_files(two, ("svg",), "paper"))).data.decode()
+    svg = next(iter(shared_figure_files(two, ("svg",), "paper")))[1].decode()
     # The text of glyphs stands beside them as a comment.
     assert "<!-- the 1 fastest of 2 lines -->" in svg
     assert "<!-- ddp, after -->" in svg
@@ -197,7 +194,6 @@ def test_in_several_studies_a_compressor_has_a_colour_and_a_study_a_dash(new_stu
         for compression in ("none", "bf16"):
             points = {gpus: [10.0, 11.0, 12.0] for gpus in (2, 4)}
             planted.points("ddp", points, compression=compression)
-        planted.plan()
         made.append(planted.analysed())
     comparison = side_by_side(made)
     svg = str(shared_charts(comparison, comparison.pieces[0])["throughput"].svg)

@@ -51,7 +51,6 @@ def test_throughput_is_total_work_over_total_time(analysed) -> None:
 
 def test_throughput_counts_the_workloads_own_units(planted) -> None:
     cell = planted.points("single", {1: 20}, batch=4, units_per_sample=64, unit="tokens")[0]
-    planted.plan(repeats=1)
     figures = planted.analysed().cells[cell.id]
     # 4 samples of 64 tokens in 20 ms: 12,800 tokens a second, 200 samples a second.
     assert (figures.units_per_s.value, figures.units_per_s.unit) == (pytest.approx(12_800), "tokens/s")
@@ -82,7 +81,6 @@ def test_exposed_communication_is_on_minus_off_over_two_blocks(analysed) -> None
 
 def test_copies_of_steps_without_exchange_widen_what_it_adds_over_all_runs(planted, new_timing) -> None:
     cell = planted.series("weak", "ddp", [2], batch=4)[0]
-    planted.plan(repeats=2)
     for exposed_ms, copies_ms in ((2, 0.5), (4, 1.5)):
         planted.run(cell, new_timing(step_ms=20, exposed_ms=exposed_ms, copies_ms=copies_ms))
     figures = planted.analysed().cells[cell.id]
@@ -105,7 +103,6 @@ def test_one_device_exchanges_nothing_and_says_so(analysed) -> None:
 
 def test_a_run_without_quads_leaves_the_exposed_time_unknown_with_its_reason(planted, new_timing) -> None:
     cell = planted.series("weak", "ddp", [2], batch=4)[0]
-    planted.plan(repeats=2)
     planted.run(cell, new_timing(step_ms=20, exposed_ms=2))
     planted.run(cell, new_timing(step_ms=20))
     figures = planted.analysed().cells[cell.id]
@@ -115,7 +112,6 @@ def test_a_run_without_quads_leaves_the_exposed_time_unknown_with_its_reason(pla
 
 def test_the_strongest_proof_of_the_runs_is_named(planted, new_timing) -> None:
     cell = planted.series("weak", "single", [1], batch=4)[0]
-    planted.plan(repeats=3)
     for method in ("earlier-run", "sampled-gradients", "replica-agreement"):
         planted.run(cell, new_timing(step_ms=20, proof=Proof(method=method, passed=True, detail="as said")))
     figures = planted.analysed().cells[cell.id]
@@ -126,7 +122,6 @@ def test_runs_of_two_environments_are_not_pooled_and_the_difference_is_named(
     planted, new_timing, new_environment
 ) -> None:
     cell = planted.series("weak", "single", [1], batch=4)[0]
-    planted.plan()
     old = new_environment(torch="2.12.0")
     planted.run(cell, new_timing(step_ms=30, environment=old))
     planted.run(cell, new_timing(step_ms=20))
@@ -140,7 +135,6 @@ def test_runs_of_other_settings_are_not_pooled_and_those_of_unknown_ones_are(
     planted, new_timing, new_environment
 ) -> None:
     cell = planted.series("weak", "single", [1], batch=4)[0]
-    planted.plan()
     for step_ms, settings in [(50, {}), (20, None), (22, {"ATEN_CPU_CAPABILITY": "default"})]:
         planted.run(cell, new_timing(step_ms=step_ms, environment=new_environment(settings=settings)))
     study = planted.analysed()
@@ -154,7 +148,6 @@ def test_a_newer_environment_whose_runs_failed_does_not_take_over(
     planted, new_timing, new_environment
 ) -> None:
     cell = planted.points("single", {1: 20}, batch=4)[0]
-    planted.plan()
     broken = new_environment(torch="2.14.0")
     planted.run(cell, new_timing(step_ms=1, environment=broken, outcome="crashed", reason="no kernel"))
     study = planted.analysed(name="broken")
@@ -164,7 +157,6 @@ def test_a_newer_environment_whose_runs_failed_does_not_take_over(
 
 def test_measured_and_emulated_runs_are_not_pooled(planted, new_timing) -> None:
     cell = planted.series("weak", "single", [1], batch=4)[0]
-    planted.plan()
     planted.run(cell, new_timing(step_ms=20))
     planted.run(cell, new_timing(step_ms=40, evidence=Evidence.EMULATED))
     study = planted.analysed(name="mixed")

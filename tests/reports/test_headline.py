@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from reports.analysis.headline import headline, headline_table
+from reports.analysis.headline import headline_table
 from reports.table import TextTable
-from results.outcome import Evidence, Outcome
+from results.outcome import Evidence
 
 
 def column(table: TextTable, title: str) -> list[str]:
@@ -57,7 +57,6 @@ def test_runs_say_their_evidence_and_how_many_were_asked_for(planted) -> None:
 
 def test_without_a_single_device_the_own_smallest_size_is_the_baseline(planted) -> None:
     planted.points("ddp", {2: 10.0, 4: 12.5})
-    planted.plan(repeats=1)
     table = headline_table(planted.analysed())
     # One run a cell: 10 / 12.5 without an interval.
     assert column(table, "efficiency") == ["baseline", "80.0 %"]
@@ -68,28 +67,8 @@ def test_without_a_single_device_the_own_smallest_size_is_the_baseline(planted) 
 def test_a_super_linear_point_is_shown_and_called_so(planted) -> None:
     planted.points("single", {1: 10.0})
     planted.points("ddp", {2: 8.0})
-    planted.plan(repeats=1)
     # 10 / 8 = 125 %.
     assert column(headline_table(planted.analysed()), "efficiency") == ["baseline", "125.0 %, super-linear"]
-
-
-def test_cells_without_a_result_say_why(planted, new_timing) -> None:
-    cells = planted.series("weak", "ddp", [2, 4], batch=8)
-    planted.plan()
-    planted.run(cells[0], new_timing(step_ms=1, outcome=Outcome.OUT_OF_MEMORY, reason="no room"))
-    study = planted.analysed()
-    assert headline(study) == []
-    assert [(one.outcome, one.runs) for one in study.failures] == [("out_of_memory", 1), ("not run", 0)]
-    assert "run the same command again" in study.failures[1].reason
-
-
-def test_a_failed_run_beside_good_ones_is_listed(planted, new_timing) -> None:
-    cell = planted.points("single", {1: [10.0, 10.0]})[0]
-    planted.plan()
-    planted.run(cell, new_timing(step_ms=1, outcome=Outcome.HUNG, reason="silent for 60 s"))
-    study = planted.analysed()
-    assert [run.reason for _, run in study.lost] == ["rank 0: silent for 60 s"]
-    assert study.failures == ()
 
 
 def test_skips_of_one_reason_are_put_together(planted) -> None:

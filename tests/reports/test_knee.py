@@ -24,7 +24,6 @@ def found(planted) -> Callable[..., Knee]:
 
     def made(times: Times, *, kind: str = "weak", batch: int = 8, emulated: tuple[int, ...] = ()) -> Knee:
         cells = planted.series(kind, "ddp", list(times), batch=batch)
-        planted.plan()
         for cell in cells:
             evidence = Evidence.EMULATED if cell.gpus in emulated else Evidence.MEASURED
             planted.runs(cell, times[cell.gpus], evidence=evidence)
@@ -100,7 +99,6 @@ def test_the_odds_are_those_of_students_t(found) -> None:
 
 def test_a_disturbed_run_is_left_out_where_two_others_are_left(planted) -> None:
     cells = planted.series("weak", "ddp", [1, 2], batch=8)
-    planted.plan()
     planted.runs(cells[0], [10.0, 10.0, 10.0])
     planted.runs(cells[1], [13.0, 13.1, 13.2])
     planted.runs(cells[1], [15.0], foreign_cpu_cores=1.0)
@@ -147,7 +145,6 @@ def test_one_size_has_no_knee(found) -> None:
 def test_the_single_device_stands_in_front(planted) -> None:
     single = planted.series("weak", "single", [1], batch=8)[0]
     ddp = planted.series("weak", "ddp", [2, 4], batch=8)
-    planted.plan()
     for cell, ms in ((single, 10.0), (ddp[0], 20.0), (ddp[1], 20.0)):
         planted.runs(cell, [ms])
     curve = planted.analysed().curves[1]
@@ -159,7 +156,6 @@ def test_the_single_device_stands_in_front(planted) -> None:
 
 def test_sizes_of_unlike_machines_are_not_divided(planted, new_timing, new_environment) -> None:
     cells = planted.series("weak", "ddp", [2, 4, 8, 16], batch=8)
-    planted.plan()
     # From 8 to 16 nothing is gained either, but what is beyond an unknown growth is unknown.
     for cell, device, ms in zip(cells, ("A", "A", "B", "B"), (10.0, 10.0, 90.0, 180.0), strict=True):
         planted.run(cell, new_timing(step_ms=ms, environment=new_environment(device_name=device)))

@@ -72,7 +72,7 @@ def test_losses_of_several_steps_are_compared_at_a_sample_between_them(real) -> 
     # Of 2 steps each, but for the last: 9 steps in all.
     figures = next(iter(analysed(real, {"ddp": QUICK}).cells.values()))
     kept = {"losses": (5.0, 4.0, 3.0, 2.0, 1.0), "losses_every": 2, "warmup_steps": 0, "steps": 9}
-    curve = LossCurve(label="ddp", figures=figures, run=msgspec.structs.replace(figures.newest, **kept))
+    curve = LossCurve(figures=figures, run=msgspec.structs.replace(figures.newest, **kept))
     batch = curve.global_batch
     assert curve.steps == [2, 4, 6, 8, 9]
     # Of steps 4 to 7: two of the third loss, and one each of the second and the fourth.
@@ -111,7 +111,6 @@ def test_a_curve_that_begins_after_another_has_ended_is_left_out_by_name(real) -
 
 def test_the_size_is_the_largest_that_most_series_have(real) -> None:
     real.points("ddp", {8: 10.0}, dataset="digits")
-    real.plan(repeats=1)
     group = loss_group(analysed(real, {"ddp": QUICK, "local-sgd": SLOW}).curves)
     assert group.gpus == 4
     assert len(group.curves) == 2

@@ -91,13 +91,11 @@ def test_the_section_says_what_is_fullest(hosts, gpus) -> None:
 def test_cells_that_ran_out_of_memory_are_named_also_where_nothing_else_is(planted) -> None:
     planted.points("ddp", {2: 1}, outcome=Outcome.OUT_OF_MEMORY, reason="allocating 2 GiB")
     planted.points("ddp", {4: 1}, outcome=Outcome.CRASHED, reason="no kernel")
-    planted.plan(repeats=1)
     assert _texts(planted.analysed()) == ["1 cell ran out of memory: ddp on 2, batch 8 a replica."]
 
 
 def test_without_figures_and_failures_of_memory_there_is_nothing_to_show(planted) -> None:
     planted.series("weak", "ddp", [2], batch=8)
-    planted.plan(repeats=1)
     assert memory_section(planted.analysed([])) is None
 
 

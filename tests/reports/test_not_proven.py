@@ -39,7 +39,7 @@ def analysed(planted, *, unproven: bool = False) -> StudyFigures:
 
 def test_a_run_that_is_not_proven_has_figures_and_says_so_everywhere(planted) -> None:
     figures = analysed(planted)
-    row = {row.gpus: row for row in headline(figures)}[8]
+    row = {row.cell.gpus: row for row in headline(figures)}[8]
     assert row.figures.step_ns.value == pytest.approx(11.1e6)
     assert row.figures.proof_method == "not proven"
     assert row.efficiency.metric is None
@@ -84,7 +84,6 @@ def test_without_one_proven_cell_no_size_is_named_and_the_way_out_is(tmp_path, n
     study = new_study(tmp_path / "study", device="cuda")
     study.points("single", {1: [10.0] * 3}, proof=WRONG)
     study.points("ddp", {2: [10.5] * 3, 4: [11.0] * 3}, proof=WRONG)
-    study.plan()
     [found] = sizes_to_buy(study.analysed())
     assert found.absent == NONE_PROVEN
     [taken] = sizes_to_buy(study.analysed(assumptions=Assumptions(unproven=True)))
@@ -94,7 +93,6 @@ def test_without_one_proven_cell_no_size_is_named_and_the_way_out_is(tmp_path, n
 def test_runs_that_are_proven_count_before_others_of_their_cell(tmp_path, new_study) -> None:
     study = new_study(tmp_path / "study")
     [cell] = study.points("single", {1: [10.0]})
-    study.plan()
     study.runs(cell, [20.0], proof=WRONG)
     pool = study.analysed().pools[cell.id]
     assert [run.step_ns.value for run in pool.runs if run.step_ns] == [10e6]

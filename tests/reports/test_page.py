@@ -110,7 +110,6 @@ def test_no_machine_number_reaches_the_reader(small) -> None:
 def test_a_gpu_study_speaks_of_gpus(tmp_path, new_study) -> None:
     study = new_study(tmp_path / "gpus", device="cuda")
     study.points("ddp", {2: 10.0})
-    study.plan(repeats=1)
     page = page_of(study)
     assert "GPUs" in page.text
     assert "ranks (CPU)" not in page.text
@@ -122,7 +121,6 @@ def test_hostile_texts_are_only_texts(tmp_path, new_study, new_timing, new_envir
     study = new_study(tmp_path / "<img src=x onerror=alert(2)>")
     cells = study.series("weak", f"ddp:{bad}", [2, 4], batch=8, workload=f"py:{bad}")
     study.skip(bad, 8, bad, batch=8)
-    study.plan(repeats=1)
     hostile = new_environment(host=bad, device_name=bad, nccl_settings={"NCCL_X": bad})
     study.run(cells[0], new_timing(step_ms=10, exposed_ms=1, unit=bad, warnings=[bad], environment=hostile))
     study.run(cells[1], new_timing(step_ms=1, outcome=Outcome.CRASHED, reason=bad, environment=hostile))
@@ -142,7 +140,6 @@ def test_when_nothing_succeeded_the_page_says_so_and_why(planted, new_timing, si
     """A study with only skips, and one with a run that failed."""
     cells = planted.series("weak", "ddp", sizes, batch=8) if sizes else []
     planted.skip("ddp", 8, "8 devices asked for, 2 here", batch=8)
-    planted.plan()
     for cell in cells[:1]:
         planted.run(cell, new_timing(step_ms=1, outcome=Outcome.OUT_OF_MEMORY, reason="no room for 2 GiB"))
     page = page_of(planted)
@@ -165,7 +162,6 @@ def test_each_network_has_drawings_of_its_own(planted) -> None:
     planted.points("single", {1: 10.0})
     for rate in (1000.0, None, 100.0):
         planted.points("ddp", {2: 10.0, 4: 10.0}, link_mbit_per_s=rate)
-    planted.plan(repeats=1)
     html = planted.page()
     batch = "gpt-nano, batch 8 per replica"
     curves = html[html.index('<section id="curves"') : html.index('<section id="anatomy"')]
@@ -178,7 +174,6 @@ def test_each_network_has_drawings_of_its_own(planted) -> None:
 def test_emulated_points_are_said_to_be_so(planted) -> None:
     planted.points("ddp", {2: 10.0})
     planted.points("ddp", {4: 20.0}, evidence=Evidence.EMULATED)
-    planted.plan(repeats=1)
     text = page_of(planted).text
     assert "hollow points emulated" in text
     assert "ddp on 4: emulated: a stand-in (shared cores, virtual nodes, a link) makes no" in text
@@ -186,7 +181,6 @@ def test_emulated_points_are_said_to_be_so(planted) -> None:
 
 def test_a_study_of_stand_ins_alone_claims_nothing_on_the_first_screen(planted) -> None:
     planted.points("ddp", {2: 20.0, 4: 20.0}, evidence=Evidence.EMULATED)
-    planted.plan(repeats=1)
     html = planted.page()
     first = html[html.index('<section id="summary"') : html.index('<section id="best"')]
     assert "every figure is emulated" in first
@@ -196,7 +190,6 @@ def test_a_study_of_stand_ins_alone_claims_nothing_on_the_first_screen(planted) 
 
 def test_disturbed_runs_warnings_and_left_out_runs_are_listed(planted, new_timing, new_environment) -> None:
     cell = planted.series("weak", "single", [1], batch=8)[0]
-    planted.plan(repeats=2)
     left_out = planted.run(cell, new_timing(step_ms=10, environment=new_environment(torch="2.12.0")))
     disturbed = planted.run(cell, new_timing(step_ms=10, foreign_cpu_cores=0.5, warnings=["on battery"]))
     text = page_of(planted).text
@@ -209,7 +202,6 @@ def test_disturbed_runs_warnings_and_left_out_runs_are_listed(planted, new_timin
 @pytest.mark.parametrize("sizes", [[2, 3], [8, 16, 24, 32, 40, 48, 56, 64]])
 def test_sizes_of_any_spacing_are_drawn(planted, new_timing, sizes) -> None:
     cells = planted.series("weak", "ddp", sizes, batch=1)
-    planted.plan(repeats=1)
     for cell in cells:
         planted.run(cell, new_timing(step_ms=10.0), sync=False)
     html = planted.page()
@@ -220,7 +212,6 @@ def test_sizes_of_any_spacing_are_drawn(planted, new_timing, sizes) -> None:
 
 def test_environments_that_differ_are_named(planted, new_timing, new_environment) -> None:
     cells = planted.series("weak", "ddp", [2, 4], batch=8)
-    planted.plan(repeats=1)
     planted.run(cells[0], new_timing(step_ms=10, environment=new_environment(torch="2.12.0", host="node-b")))
     planted.run(cells[1], new_timing(step_ms=10))
     text = page_of(planted).text
@@ -263,6 +254,5 @@ def test_the_answer_is_divided_between_its_clauses_and_not_within_brackets() -> 
 def test_a_figure_that_is_narrower_than_its_interval_is_not_set_large(planted) -> None:
     planted.points("single", {1: [10.0, 10.0]})
     planted.points("ddp", {2: [3.0, 70.0], 4: [2.0, 60.0]}, foreign_cpu_cores=1.0)
-    planted.plan(repeats=2)
     text = " ".join(page_of(planted).text.split())
     assert "cannot be told 2 of its 2 runs were disturbed: run again on a quiet machine" in text

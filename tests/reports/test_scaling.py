@@ -41,14 +41,13 @@ def test_weak_efficiency_against_the_own_smallest_size(small) -> None:
     study = small.analysed()
     four = point(study, "weak", "ddp", 4).own
     assert value(four) == pytest.approx(2000 * 2 / (1280 * 4))  # 0.78125
-    assert four.baseline.short == "ddp on 2"
+    assert four.baseline.name == "ddp on 2"
     assert point(study, "weak", "ddp", 2).own.is_baseline
 
 
 def test_ranks_that_hold_a_replica_together_are_held_against_the_single_device(planted) -> None:
     planted.points("single", {1: 10.0})
     planted.points("pipeline:1f1b", {2: 8.0}, model_parallel=2)
-    planted.plan()
     # One replica of 8 samples on 1 device and on 2: 800 and 1000 a second, half of 1.25.
     assert value(point(planted.analysed(), "weak", "pipeline:1f1b", 2).single) == pytest.approx(0.625)
 
@@ -64,7 +63,6 @@ def test_the_best_single_device_is_the_fastest_uncompressed_one(planted) -> None
     planted.points("single", {1: 10.0})
     planted.points("fsdp", {1: 8.0, 2: 16.0})
     planted.points("single", {1: 4.0}, compression="topk:0.01")
-    planted.plan()
     study = planted.analysed()
     assert value(point(study, "weak", "fsdp", 2).single) == pytest.approx(8 / 16)
     # Weak scaling with one batch a replica: 8 ms / 10 ms, the slower one is 80 % of the best.
@@ -85,21 +83,19 @@ def test_the_best_single_device_is_the_fastest_uncompressed_one(planted) -> None
 def test_every_way_to_exchange_is_measured_against_the_one_single_device(planted, axes, label) -> None:
     planted.points("single", {1: 10.0})
     planted.points("ddp", {2: 16.0, 4: 20.0}, **axes)
-    planted.plan()
     study = planted.analysed()
     # 10 / 16 and 10 / 20: weak scaling, one batch a rank.
     assert value(point(study, "weak", label, 2).single) == pytest.approx(0.625)
     assert value(point(study, "weak", label, 4).single) == pytest.approx(0.5)
     assert value(point(study, "weak", label, 4).own) == pytest.approx(0.8)
     baseline = curve(study, "weak", label).single
-    assert baseline.short == "single on 1"
+    assert baseline.name == "single on 1"
 
 
 @pytest.mark.parametrize("axes", [{"collective": "ring"}, {"link_mbit_per_s": 1000.0}])
 def test_a_device_under_a_collective_or_a_link_is_never_the_best_single_one(planted, axes) -> None:
     planted.points("single", {1: 10.0})
     planted.points("fsdp", {1: 5.0, 2: 20.0}, **axes)
-    planted.plan()
     (found,) = [one for one in planted.analysed().curves if one.key.strategy == "fsdp"]
     assert [value(one.single) for one in found.points] == [pytest.approx(2.0), pytest.approx(0.5)]
 
@@ -116,7 +112,6 @@ def test_series_differ_by_collective_and_link_and_skips_find_theirs(planted) -> 
         planted.series("weak", "ddp", [2], batch=8, **fields)
     planted.skip("ddp", 4, "on ring", batch=8, collective="ring")
     planted.skip("ddp", 8, "at 1gbit", batch=8, link="1gbit")
-    planted.plan()
     study = planted.analysed()
     # The open network first, then by rate.
     gaps = {
@@ -151,7 +146,6 @@ def test_a_single_device_of_other_work_is_no_baseline(planted) -> None:
     planted.points("single", {1: 10.0}, batch=16)
     planted.points("single", {1: 10.0}, precision="bf16")
     planted.points("ddp", {2: 10.0})
-    planted.plan()
     claim = point(planted.analysed(), "weak", "ddp", 2).single
     assert claim.metric is None
     assert claim.reason == "no single device ran the same work"
@@ -161,7 +155,6 @@ def test_emulated_points_make_no_claim(planted) -> None:
     planted.points("single", {1: 10.0})
     planted.points("ddp", {2: 11.0})
     planted.points("ddp", {4: 20.0}, evidence=Evidence.EMULATED)
-    planted.plan()
     four = point(planted.analysed(), "weak", "ddp", 4)
     assert four.single.metric is None
     assert four.own.metric is None
@@ -171,14 +164,12 @@ def test_emulated_points_make_no_claim(planted) -> None:
 def test_nothing_is_claimed_against_an_emulated_baseline(planted) -> None:
     planted.points("single", {1: 10.0}, evidence=Evidence.EMULATED)
     planted.points("ddp", {2: 11.0})
-    planted.plan()
     assert point(planted.analysed(), "weak", "ddp", 2).single.reason == "the baseline is emulated"
 
 
 def test_cells_of_unlike_software_are_not_divided(planted, new_environment) -> None:
     planted.points("single", {1: 10.0}, environment=new_environment(torch="2.12.0"))
     planted.points("ddp", {2: 11.0})
-    planted.plan()
     claim = point(planted.analysed(), "weak", "ddp", 2).single
     assert claim.metric is None
     assert claim.reason == "not comparable with the baseline: torch: 2.13.0 here, 2.12.0 there"
@@ -196,7 +187,6 @@ def test_cells_of_unlike_software_are_not_divided(planted, new_environment) -> N
 def test_a_point_above_the_noise_is_super_linear_and_shown(planted, single_ms, ddp_ms, expected) -> None:
     planted.points("single", {1: single_ms})
     planted.points("ddp", {2: ddp_ms})
-    planted.plan()
     claim = point(planted.analysed(), "weak", "ddp", 2).single
     assert value(claim) > 1
     assert claim.super_linear is expected
@@ -221,7 +211,6 @@ def test_the_same_series_of_two_plans_is_one_curve(planted) -> None:
 def test_unlike_settings_are_separate_curves_that_name_the_difference(planted, field, values) -> None:
     for one in values:
         planted.points("ddp", {2: 10.0}, **{field: one})
-    planted.plan()
     study = planted.analysed()
     settings = [study.settings[one.key.setting] for one in study.curves]
     assert sorted(settings) == [f"{field}={'none' if one is None else one}" for one in values]

@@ -43,7 +43,6 @@ def measured(small) -> StudyFigures:
 def empty(planted) -> StudyFigures:
     """Planned, and nothing was run."""
     planted.series("weak", "ddp", [1, 2], batch=8)
-    planted.plan()
     return planted.analysed([], name="empty")
 
 
@@ -52,7 +51,6 @@ def failed(planted, new_timing, new_environment) -> StudyFigures:
     """Every run failed, with words that are markup."""
     cells = planted.series("strong", "ddp", [2, 4], batch=32)
     planted.skip("ddp", 1, HOSTILE, batch=8)
-    planted.plan()
     there = new_environment(host=HOSTILE, device_name=HOSTILE)
     for cell in cells:
         planted.run(

@@ -8,8 +8,7 @@ import pytest
 
 from reports.analysis.side_by_side import NO_ENVIRONMENT, side_by_side
 from reports.analysis.study import StudyFigures
-from reports.page.joint import render_studies
-from reports.page.render import render_figures
+from reports.page.render import render_figures, render_studies
 from reports.page.sections.comparison import comparison_table
 from results.cell import StepPolicy
 from results.outcome import Evidence
@@ -23,7 +22,6 @@ def plant(tmp_path_factory, new_study):
         study = new_study(tmp_path_factory.mktemp("plant") / "study")
         study.points("ddp", dict.fromkeys(gpus, step_ms), **(fields or {}), **timing)
         study.skip("ddp", 1, "ddp needs at least 2", batch=8)
-        study.plan()
         return study.analysed(name=name)
 
     return made
@@ -153,7 +151,6 @@ def test_emulated_and_measured_are_not_divided(plant) -> None:
 def test_without_an_environment_nothing_is_divided(plant, tmp_path, new_study) -> None:
     study = new_study(tmp_path / "bare")
     study.points("ddp", {2: [5.0, 5.5, 6.0]})
-    study.plan()
     bare = study.analysed(name="bare", environment=None)
     entry = side_by_side([plant("old", [10.0]), bare]).cells[0][1]
     assert (entry.ratio, entry.absent, entry.differs) == (None, NO_ENVIRONMENT, {})

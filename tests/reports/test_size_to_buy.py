@@ -169,7 +169,6 @@ def test_an_open_size_with_disturbed_runs_gets_as_many_others(gpus) -> None:
 def test_sizes_that_cannot_be_compared_are_not_grown_beyond(gpus, new_environment) -> None:
     planted = gpus({1: 10.0, 2: 10.1, 4: 10.2})
     [cell] = planted.series("weak", "ddp", [8], batch=8)
-    planted.plan(repeats=6)
     planted.runs(cell, [10.3] * 6, environment=new_environment(device_name="another"))
     assert next_run(analysed(planted)) is None
 
@@ -185,7 +184,6 @@ def test_what_trains_in_another_way_is_not_chosen_from(gpus, new_study) -> None:
     planted = gpus()
     more = new_study(planted.study.root, device="cuda", runs_before=100)
     cells = more.series("weak", "ddp", [2, 4, 8], batch=8, compression="topk:0.01")
-    more.plan()
     for cell in cells:
         more.runs(cell, [5.0, 5.01, 5.02])
     found = bought(more, "throughput")
@@ -198,7 +196,6 @@ def test_where_all_but_one_size_train_in_another_way_none_is_chosen(gpus, new_st
     planted = gpus({1: 10.0})
     more = new_study(planted.study.root, device="cuda", runs_before=100)
     cells = more.series("weak", "ddp", [2, 4], batch=8, compression="topk:0.01")
-    more.plan()
     for cell in cells:
         more.runs(cell, [5.0, 5.01, 5.02])
     assert bought(more, goal).absent == ONE_LEFT
@@ -267,7 +264,6 @@ def test_the_single_device_that_decides_too_is_in_the_same_call(gpus) -> None:
     # A plan that refused ddp on one device: the product of both has no third cell.
     planted.series("weak", "ddp", [2, 4], batch=8)
     planted.skip("ddp", 1, "ddp needs at least 2 ranks; on 1 use single", batch=8)
-    planted.plan()
     both = next_run(analysed(planted, "efficiency:90%"))
     assert (both.gpus, both.what) == ((1, 2), "6 runs each of single on 1 and ddp on 2")
     assert "--strategy single,ddp --gpus 1,2 " in both.command
@@ -277,7 +273,6 @@ def test_the_single_device_that_decides_too_is_in_the_same_call(gpus) -> None:
 def test_what_was_not_run_or_failed_comes_before_what_is_open(gpus, new_study, new_timing) -> None:
     planted = new_study(gpus(runs=3).study.root, device="cuda", runs_before=100)
     cells = planted.series("weak", "ddp", [16, 32, 64], batch=8)
-    planted.plan()
     planted.run(cells[0], new_timing(step_ms=1, outcome=Outcome.CRASHED, reason="it fell over"))
     found = next_run(analysed(planted))
     assert (found.kind, found.gpus, found.why) == ("first", (32,), "it was planned and not run")
@@ -356,7 +351,6 @@ def test_of_curves_that_stop_at_one_device_the_best_next_step_decides(tmp_path, 
     planted = new_study(tmp_path / "study", device="cuda")
     cells = planted.series("weak", "single", [1], batch=8)
     cells += [planted.series("weak", strategy, [2], batch=8)[0] for strategy in order]
-    planted.plan(repeats=6)
     for cell in cells:
         ms = {"single": 10.0, "ddp": 13.5, "fsdp": 20.0}[cell.strategy]
         planted.runs(cell, [ms * (1 + 0.02 * (at % 3 - 1)) for at in range(6)])
@@ -367,7 +361,6 @@ def test_of_curves_that_stop_at_one_device_the_best_next_step_decides(tmp_path, 
 
 def test_without_a_figure_the_next_run_is_what_did_not_run_or_failed(planted, new_timing) -> None:
     cells = planted.series("weak", "ddp", [2, 4], batch=8)
-    planted.plan()
     planted.run(cells[0], new_timing(step_ms=1, outcome=Outcome.CRASHED, reason="it fell over"))
     found = next_run(analysed(planted))
     assert (found.kind, found.gpus) == ("first", (4,))
@@ -379,7 +372,6 @@ def test_without_a_figure_the_next_run_is_what_did_not_run_or_failed(planted, ne
 
 def test_what_a_rank_refuses_is_not_run_again(planted, new_timing) -> None:
     cells = planted.series("weak", "fsdp", [2, 4], batch=8)
-    planted.plan()
     for cell in cells:
         planted.run(cell, new_timing(step_ms=1, outcome=Outcome.SKIPPED, reason="w has no dimension"))
     assert next_run(analysed(planted)) is None

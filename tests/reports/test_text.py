@@ -109,5 +109,7 @@ def test_a_number_is_never_minus_zero_and_is_near_its_value(value) -> None:
 
 
 def test_items_with_commas_are_set_apart_by_semicolons() -> None:
-    assert text.listed(["ddp", "fsdp", "zero1"]) == "ddp, fsdp and zero1"
+    assert text.listed(["ddp"]) == "ddp"
+    assert text.listed(["ddp", "fsdp", "zero1", "zero2"]) == "ddp, fsdp, zero1 and zero2"
+    assert text.listed(["ddp", "fsdp", "zero1", "zero2", "tp"]) == "ddp, fsdp, zero1 and 2 more"
     assert text.listed(["ddp, ring", "fsdp", "zero1"], last=", ") == "ddp, ring; fsdp; zero1"

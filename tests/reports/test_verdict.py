@@ -9,9 +9,7 @@ import pytest
 
 from harness.reporting.report import print_verdict
 from harness.terminal.console import Console
-from reports.analysis.verdict.reach import Reach
-from reports.analysis.verdict.verdict import NOTHING, StudyVerdict, verdict
-from reports.text import listed
+from reports.analysis.verdict.verdict import NOTHING, Reach, StudyVerdict, verdict
 from results.outcome import Evidence, Outcome
 from results.run import RunResult
 
@@ -62,7 +60,6 @@ def test_a_cell_that_waits_for_its_data_is_bound_by_its_input(planted) -> None:
     # 4 ms of 10, and 1 ms of 10; 0.9 ms would not be said.
     planted.points("single", {1: 10.0}, input_ms=4.0)
     planted.points("ddp", {2: 10.0}, input_ms=1.0, off_step_ns=steps([9.0, 9.0]))
-    planted.plan(repeats=1)
     said = told(planted)["input"]
     assert said.startswith("single on 1 rank (CPU) waits for data for 40.0 % of a step")
     assert "1 other cell" in said
@@ -90,7 +87,6 @@ def test_a_cause_that_is_not_told_apart_from_another_is_named_with_it_and_their_
     planted.points("single", {1: [10.0] * 3}, input_ms=0.5)
     # 14 - 9.5 of computation; 20, 26 and 17 less 0.5 and 14 are transfer.
     planted.points("ddp", {2: [20.0, 26.0, 17.0]}, input_ms=0.5, off_step_ns=steps([14.0, 14.0]))
-    planted.plan()
     found = reached(planted)
     assert found.lost_to == "transfer"
     assert "exposed transfer (6.50 ms, 2.50 ms to 11.5 ms); slower computation (4.50 ms" in found.cause
@@ -99,7 +95,6 @@ def test_a_cause_that_is_not_told_apart_from_another_is_named_with_it_and_their_
 def test_an_efficiency_narrower_than_its_interval_blames_nothing(planted) -> None:
     planted.points("single", {1: [10.0] * 2}, input_ms=0.5)
     planted.points("ddp", {2: [3.0, 70.0]}, input_ms=0.5, off_step_ns=steps([9.5, 9.5]))
-    planted.plan(repeats=2)
     assert (reached(planted).lost_to, "too far apart" in reached(planted).cause) == (None, True)
 
 
@@ -153,7 +148,6 @@ def test_the_computation_of_a_compressor_is_called_what_it_is(planted) -> None:
     planted.points("single", {1: 10.0}, input_ms=0.0)
     off = {"off_step_ns": steps([18.0, 18.0])}
     planted.points("ddp", {2: 20.0}, compression="topk:0.01", input_ms=0.0, **off)
-    planted.plan(repeats=1)
     # Lost 20 - 10; 18 - 10 of it are computed.
     assert reached(planted).cause.endswith(
         "most of it slower computation with encoding and decoding (8.00 ms)"
@@ -162,7 +156,6 @@ def test_the_computation_of_a_compressor_is_called_what_it_is(planted) -> None:
 
 def test_emulated_figures_make_no_claim(planted) -> None:
     planted.points("ddp", {2: 10.0, 4: 10.0}, evidence=Evidence.EMULATED)
-    planted.plan(repeats=1)
     assert told(planted) == {
         "weak, batch 8": "not judged: every figure is emulated",
         "not in this verdict": "emulated: ddp on 2 and 4",
@@ -172,21 +165,13 @@ def test_emulated_figures_make_no_claim(planted) -> None:
 def test_an_emulated_size_is_not_the_largest(planted) -> None:
     planted.points("ddp", {2: 10.0, 4: 12.5})
     planted.points("ddp", {8: 1.0}, evidence=Evidence.EMULATED)
-    planted.plan(repeats=1)
     assert (reached(planted).gpus, reached(planted).against) == (4, "ddp on 2")
     assert told(planted)["not in this verdict"] == "emulated: ddp on 8"
-
-
-def test_one_size_says_nothing_of_scaling(planted) -> None:
-    planted.points("ddp", {2: 10.0})
-    planted.plan(repeats=1)
-    assert "one size" in told(planted)["weak, batch 8"]
 
 
 def test_the_verdict_covers_the_batch_with_most_sizes(planted) -> None:
     planted.points("ddp", {2: 10.0, 4: 10.0})
     planted.points("ddp", {2: 10.0}, batch=64)
-    planted.plan(repeats=1)
     said = told(planted)
     assert "weak, batch 8" in said
     assert "1 other piece of work" in said["not in this verdict"]
@@ -206,7 +191,6 @@ def test_the_verdict_names_unmeasured_points(planted, new_timing) -> None:
     # But this one is: its rule says so, whatever its words are.
     planted.skip("fsdp", 8, "excluded by the study file's host", batch=8, rule="machine")
     planted.skip("single", 1, "single exchanges nothing", batch=8, compression="topk:0.01")
-    planted.plan(repeats=1)
     planted.run(single, new_timing(step_ms=10.0, proof=None))
     planted.run(ddp[0], new_timing(step_ms=10.0, foreign_cpu_cores=1.0))
     planted.run(ddp[1], new_timing(step_ms=1.0, outcome=Outcome.CRASHED, reason="segmentation fault"))
@@ -220,21 +204,18 @@ def test_the_verdict_names_unmeasured_points(planted, new_timing) -> None:
 def test_super_linear_points_are_named_once(planted) -> None:
     planted.points("single", {1: 10.0})
     planted.points("ddp", {2: 8.0})
-    planted.plan(repeats=1)
     assert told(planted)["super-linear"].startswith("ddp on 2,")
 
 
 def test_compression_is_a_clause_where_it_was_studied(planted) -> None:
     planted.points("ddp", {2: [10.0, 10.0, 10.0]})
     planted.points("ddp", {2: [20.0, 20.0, 20.0]}, compression="topk:0.01")
-    planted.plan()
     assert "faster than the dense exchange: none" in told(planted)["exchanges"]
 
 
 def test_sentences_of_several_workloads_begin_with_its_name(planted) -> None:
     for workload in ("gpt-nano", "resnet8"):
         planted.points("single", {1: 10.0}, workload=workload)
-    planted.plan(repeats=1)
     found = verdict(planted.analysed())
     assert [one.workload for one in found.workloads] == ["gpt-nano", "resnet8"]
     assert found.sentences[0].startswith("gpt-nano: single on 1 rank (CPU) has ")
@@ -242,16 +223,9 @@ def test_sentences_of_several_workloads_begin_with_its_name(planted) -> None:
 
 def test_when_nothing_succeeded_it_says_where_the_reasons_are(planted) -> None:
     planted.series("weak", "ddp", [2], batch=8)
-    planted.plan()
     found = verdict(planted.analysed())
     assert found == StudyVerdict(workloads=(), next_run=found.next_run)
     assert found.sentences == (NOTHING,)
-
-
-def test_the_verdict_is_data(pair) -> None:
-    found = msgspec.json.decode(msgspec.json.encode(verdict(pair(step_ms=(10.0, 20.0)).analysed())))
-    assert found["workloads"][0]["reaches"][0]["lost_to"] == "transfer"
-    assert [one["what"] for one in found["workloads"][0]["records"]] == ["weak, batch 8", "time lost, weak"]
 
 
 def test_the_terminal_shows_it_in_few_lines_with_the_next_run(pair, capsys, monkeypatch) -> None:
@@ -267,7 +241,6 @@ def test_the_terminal_shows_it_in_few_lines_with_the_next_run(pair, capsys, monk
 def test_what_has_no_figure_is_told_by_kind_and_workload_with_its_output(planted, new_timing, capsys) -> None:
     [cell, _] = planted.series("weak", "ddp", [2, 4], batch=8)
     planted.series("weak", "ddp", [2], batch=8, workload="mlp")
-    planted.plan()
     planted.run(cell, new_timing(step_ms=1, outcome=Outcome.CRASHED, reason="it fell over"))
     print_verdict(planted.analysed(), Console())
     lines = capsys.readouterr().out.splitlines()
@@ -278,16 +251,3 @@ def test_what_has_no_figure_is_told_by_kind_and_workload_with_its_output(planted
     assert lines[2] == f"{cell.id}: crashed: rank 0: it fell over"
     assert lines[3] == f"  bench logs planted --cell {cell.id}"
     assert lines[4].startswith("next: ddp on 2, since it was planned and not run:")
-
-
-@pytest.mark.parametrize(
-    ("items", "text"),
-    [
-        (["a"], "a"),
-        (["a", "b"], "a and b"),
-        (["a", "b", "c", "d"], "a, b, c and d"),
-        (["a", "b", "c", "d", "e"], "a, b, c and 2 more"),
-    ],
-)
-def test_lists_are_short(items, text) -> None:
-    assert listed(items) == text

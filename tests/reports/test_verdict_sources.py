@@ -65,7 +65,6 @@ def test_the_question_of_an_epoch_is_answered(dear) -> None:
 def test_the_cheapest_may_train_differently_and_be_the_fastest(planted) -> None:
     planted.points("single", {1: 10.0})
     planted.points("local-sgd:4", {2: 8.0})
-    planted.plan(repeats=1)
     # 500 s at 7.2 USD an hour.
     [said] = priced(planted)
     assert "local-sgd:4 on 2 ranks (CPU), batch 8 per replica, is the cheapest at 1.00 USD and 8 min" in said

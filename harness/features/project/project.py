@@ -87,7 +87,7 @@ class _Projector:
             setting=self.asked.study.settings[key.setting],
             law=found.law if answered else None,
             skill=found.skill if answered else None,
-            against=against.short if against else None,
+            against=against.name if against else None,
             sizes=tuple(sizes),
             advice=advice,
             verify=verify,
@@ -96,7 +96,7 @@ class _Projector:
     def _measured(self, one: CellFigures) -> ProjectedSize:
         gpus, curve = one.cell.gpus, self.of.curve
         claims = {point.gpus: point.efficiency.metric for point in curve.points}
-        single = curve.single is not None and curve.single.gpus == gpus
+        single = curve.single is not None and curve.single.cell.gpus == gpus
         efficiency = Span(value=1.0) if single and gpus not in claims else _span(claims.get(gpus))
         step = _span(one.step_ns)
         assert step is not None

@@ -1,8 +1,4 @@
-"""The answer for a workload in a sentence: what to use, its speed-up, and how the others compare.
-
-The configuration is the size to buy or, where none is named, the fastest at the largest measured size. It is
-compared with what ran on as many devices.
-"""
+"""The answer for a workload in a sentence: what to use, its speed-up, and how the others compare."""
 
 from __future__ import annotations
 
@@ -63,14 +59,14 @@ def lead_of(piece: Piece, bought: SizeToBuy, smallest: float) -> Named | None:
 
 def _unlike(piece: Piece, named: Named) -> tuple[str, ...]:
     """How a point trains otherwise than plain data parallelism in the fullest precision of the piece."""
-    precisions = {point.figures.cell.precision for _, point in piece.measured}
+    precisions = {point.cell.precision for _, point in piece.measured}
     return tuple(differences_in_training(named[1].figures, precisions))
 
 
 def _speed_up(lead: Named) -> str:
     """`ddp on 2 GPUs trains 1.83 times (1.80 to 1.86) as fast as one device`."""
     curve, point = lead
-    where = f"{curve.key.label} on {devices(point.gpus, point.figures.cell.device)}"
+    where = f"{curve.key.label} on {devices(point.gpus, point.cell.device)}"
     faster, against = times(lead), point.efficiency.against
     if faster is None:
         return f"{where} has {metric(point.figures.throughput).with_ends}"
@@ -89,7 +85,7 @@ def times(named: Named) -> Metric | None:
     claim = named[1].efficiency
     if claim.claimed is None or claim.baseline is None:
         return None
-    return claim.claimed.times(named[1].gpus / claim.baseline.gpus)
+    return claim.claimed.times(named[1].gpus / claim.baseline.cell.gpus)
 
 
 def _figure(times: Metric | None) -> str:

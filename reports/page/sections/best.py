@@ -7,15 +7,16 @@ from functools import partial
 
 from reports import fields
 from reports.analysis.effect import effect_text
-from reports.analysis.headline import efficiency_field, runs_text
+from reports.analysis.headline import FiguresRow, cells_table
 from reports.analysis.outcomes import outcome_words
-from reports.analysis.scaling import Curve, CurvePoint, is_measured, rate, ties
+from reports.analysis.scaling import Curve, is_measured, rate, ties
 from reports.analysis.study import StudyFigures
 from reports.fields import NONE, Field
 from reports.page.looks import works
 from reports.page.section import Definition, Folded, Section, Table
 from reports.table import Column, TextTable, figures, table, words
 from reports.text import NOTHING, listed
+from results.cell import label
 from results.grouping import grouped
 
 _MOST_TIES = 3
@@ -23,9 +24,9 @@ _FEWEST_ROWS = 2
 """A map needs more rows than this: the table already has one strategy and the single device."""
 
 
-_Best = tuple[str, Curve, CurvePoint, list[str], bool]
-"""The fastest of one size in one piece of work: the work, its curve and point, others to which no difference
-is shown, and whether it is the only one."""
+_Best = FiguresRow[tuple[str, Curve, list[str], bool]]
+"""The fastest of one size in one piece of work: the work, its curve, others to which no difference is shown,
+and whether it is the only one."""
 
 
 def best_section(study: StudyFigures) -> Section | None:
@@ -65,33 +66,28 @@ def _best(study: StudyFigures) -> Iterator[_Best]:
                 if one is not best[1]
                 and ties(best[1].figures, one.figures, study.assumptions.smallest_effect)
             ]
-            yield title, *best, level, len(measured) == 1
+            claim, of = best[1].efficiency, (title, best[0], level, len(measured) == 1)
+            efficiency = claim if claim.baseline else None
+            yield FiguresRow(figures=best[1].figures, efficiency=efficiency, of=of)
 
 
 def _table(study: StudyFigures, found: Sequence[_Best]) -> TextTable:
-    several = len({row[0] for row in found}) > len({row[1].key.kind for row in found})
-    work: Column[_Best] = words("work", lambda row: row[0])
-    columns: list[Column[_Best]] = [
+    several = len({row.of[0] for row in found}) > len({row.of[1].key.kind for row in found})
+    work: Column[_Best] = words("work", lambda row: row.of[0])
+    columns: list[str | Column[_Best]] = [
         *([work] if several else []),
-        figures(study.devices_word, lambda row: fields.whole(row[2].gpus), anchor="method-sizes"),
-        words("scaling", lambda row: row[1].key.kind, anchor="method-scaling"),
-        words("fastest", lambda row: f"{row[1].key.label}{' (the only one)' if row[4] else ''}"),
-        figures("efficiency", lambda row: _efficiency(row[2]), anchor="method-efficiency"),
-        figures(
-            "throughput", lambda row: fields.figure(row[2].figures.throughput), anchor="method-throughput"
-        ),
+        "size",
+        words("scaling", lambda row: row.of[1].key.kind, anchor="method-scaling"),
+        words("fastest", lambda row: f"{label(row.cell)}{' (the only one)' if row.of[3] else ''}"),
+        *("efficiency", "throughput"),
         words(
             "no difference shown to",
-            lambda row: listed(row[3], most=_MOST_TIES) if row[3] else NOTHING,
+            lambda row: listed(row.of[2], most=_MOST_TIES) if row.of[2] else NOTHING,
             anchor="method-tie",
         ),
-        words("runs", lambda row: runs_text(row[2].figures), anchor="method-evidence"),
+        "runs",
     ]
-    return table(found, columns)
-
-
-def _efficiency(point: CurvePoint) -> Field:
-    return NONE if point.efficiency.baseline is None else efficiency_field(point.efficiency)
+    return cells_table(found, study.devices_word, columns)
 
 
 def _heat_map(curves: Sequence[Curve]) -> TextTable:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from markupsafe import Markup
 
 from reports.analysis.communication import (
-    CellCommunication,
     communication,
     communication_finding,
     link_peaks,
@@ -45,16 +44,13 @@ def _findings(study: StudyFigures) -> Iterator[str]:
     for _, curves in works(study):
         # The cell with a finding that has the largest exposed share.
         cells = [communication(point.figures, peaks) for curve in curves for point in curve.points]
-        for one in sorted(cells, key=_transfer_share, reverse=True):
+        cells.sort(key=lambda one: one.transfer_share.value if one.transfer_share else 0.0, reverse=True)
+        for one in cells:
             if text := communication_finding(one.figures, peaks):
                 told.append(f"{cell_label(study, one.cell)}: {text}")
                 break
     yield from dict.fromkeys(told)
     yield from exchange_sentences(study)
-
-
-def _transfer_share(one: CellCommunication) -> float:
-    return one.transfer_share.value if one.transfer_share else 0.0
 
 
 def exchange_sentences(study: StudyFigures) -> Iterator[str]:

@@ -1,18 +1,13 @@
-"""Several studies side by side: the first section of a report of several studies.
-
-Drawings with shared axes show throughputs of equal work, and the ratios of matched cells.
-"""
+"""Several studies side by side: the first section of a report of several studies."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import log
 
-from reports import fields
 from reports.analysis.effect import claim_rule
-from reports.analysis.headline import efficiency_field, runs_text
+from reports.analysis.headline import FiguresRow, cells_table
 from reports.analysis.scaling import Curve, CurvePoint
 from reports.analysis.series import setting_labels, setting_of
 from reports.analysis.side_by_side import CellInStudy, SharedPiece, SideBySide
@@ -33,9 +28,9 @@ from reports.page.section import (
     Tiles,
 )
 from reports.page.sections.scaling import MOST
-from reports.table import Column, TextTable, figures, table, words
+from reports.table import Column, TextTable, figures, words
 from reports.text import NOTHING, count, devices, devices_word, metric, percent
-from results.cell import Cell, label
+from results.cell import label
 
 ANCHOR = "comparison"
 _ABOUT = (
@@ -45,12 +40,6 @@ _ABOUT = (
 _AGAINST_FIRST = "method-against-first"
 _LARGEST = 3
 """The number of changes with a tile each."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    cell: Cell
-    entry: CellInStudy
 
 
 def comparison_section(comparison: SideBySide) -> Section:
@@ -92,7 +81,7 @@ def comparison_section(comparison: SideBySide) -> Section:
 def changed_tiles(comparison: SideBySide) -> Iterator[Tile]:
     """Say how many cells changed, and name the largest changes, the largest first."""
     judged = [
-        (shared[0].figures.cell, entry)
+        (shared[0].cell, entry)
         for shared in comparison.cells
         for entry in shared[1:]
         if entry.change is not None
@@ -114,7 +103,7 @@ def changed_tiles(comparison: SideBySide) -> Iterator[Tile]:
             figure=f"{percent(abs(1 / entry.ratio.value - 1))} {entry.change}",
             lines=(
                 f"in {entry.study}: {entry.ratio.value:.3g} times as fast ({metric(entry.ratio).note})",
-                f"differs in: {_differs(_Row(cell, entry))}",
+                f"differs in: {_differs(entry)}",
             ),
             anchor=_AGAINST_FIRST,
             alarm=entry.change == "slower",
@@ -123,36 +112,24 @@ def changed_tiles(comparison: SideBySide) -> Iterator[Tile]:
 
 def comparison_table(comparison: SideBySide) -> TextTable:
     """One row for each shared cell and study; the rows of a cell are together."""
-    rows = [_Row(shared[0].figures.cell, entry) for shared in comparison.cells for entry in shared]
-    settings = setting_labels(row.cell for row in rows)
-    size = devices_word({row.cell.device for row in rows} or {"cuda"})
-    setting: Column[_Row] = words("setting", lambda row: settings[setting_of(row.cell)])
-
-    def efficiency(row: _Row) -> Field:
-        return NONE if row.entry.efficiency is None else efficiency_field(row.entry.efficiency)
-
-    columns: list[Column[_Row]] = [
-        words("workload", lambda row: row.cell.workload),
-        words("strategy", lambda row: label(row.cell)),
-        *([setting] if any(settings.values()) else []),
-        figures(size, lambda row: fields.whole(row.cell.gpus)),
-        figures("batch per replica / global", lambda row: fields.batch(row.cell), anchor="method-scaling"),
-        words("study", lambda row: row.entry.study),
-        figures("step time", lambda row: fields.figure(row.entry.figures.step_ns), anchor="method-step-time"),
-        figures("interval", lambda row: fields.interval(row.entry.figures.step_ns), anchor="method-interval"),
-        figures(
-            "throughput", lambda row: fields.figure(row.entry.figures.throughput), anchor="method-throughput"
-        ),
-        figures("efficiency", efficiency, anchor="method-efficiency"),
-        figures("against the first", _ratio, anchor=_AGAINST_FIRST),
-        words("differs in", _differs, anchor=_AGAINST_FIRST),
-        words("runs", lambda row: runs_text(row.entry.figures), anchor="method-evidence"),
+    cells = [(shared[0].cell, entry) for shared in comparison.cells for entry in shared]
+    settings = setting_labels(cell for cell, _ in cells)
+    rows = [
+        FiguresRow(figures=one.figures, efficiency=one.efficiency, setting=settings[setting_of(cell)], of=one)
+        for cell, one in cells
     ]
-    return table(rows, columns)
+    columns: list[str | Column[FiguresRow[CellInStudy]]] = [
+        *("workload", "strategy", "setting", "size", "batch per replica / global"),
+        words("study", lambda row: row.of.study),
+        *("step time", "interval", "throughput", "efficiency"),
+        figures("against the first", lambda row: _ratio(row.of), anchor=_AGAINST_FIRST),
+        words("differs in", lambda row: _differs(row.of), anchor=_AGAINST_FIRST),
+        "runs",
+    ]
+    return cells_table(rows, devices_word({cell.device for cell, _ in cells} or {"cuda"}), columns)
 
 
-def _ratio(row: _Row) -> Field:
-    entry = row.entry
+def _ratio(entry: CellInStudy) -> Field:
     if entry.ratio is None:
         return NONE if entry.absent is None else Field(f"none: {entry.absent}")
     text, told = metric(entry.ratio), entry.change or "not judged"
@@ -171,8 +148,7 @@ def _interval(entry: CellInStudy) -> str:
     return metric(entry.ratio).label
 
 
-def _differs(row: _Row) -> str:
-    entry = row.entry
+def _differs(entry: CellInStudy) -> str:
     texts = [f"{name}: {there} there, {here} here" for name, (there, here) in entry.differs.items()]
     there, here = entry.disturbed
     if entry.ratio is not None and (there.runs or here.runs):
@@ -259,7 +235,7 @@ def _efficiencies(study: str, curve: Curve) -> Iterator[Point]:
 
 def _ratios(comparison: SideBySide, study: str, curve: Curve) -> Iterator[Point]:
     for point in curve.points:
-        entry = comparison.ratio(study, point.figures.cell.id)
+        entry = comparison.ratio(study, point.cell.id)
         if entry is not None and entry.ratio is not None:
             told = f"{entry.ratio.value:.3g} times as fast ({metric(entry.ratio).note})"
             yield interval_point(
@@ -271,4 +247,4 @@ def _ratios(comparison: SideBySide, study: str, curve: Curve) -> Iterator[Point]
 
 
 def _where(study: str, curve: Curve, point: CurvePoint) -> str:
-    return f"{curve.key.label} on {devices(point.gpus, point.figures.cell.device)}, {study}"
+    return f"{curve.key.label} on {devices(point.gpus, point.cell.device)}, {study}"

@@ -1,7 +1,4 @@
-"""Correctness: how each cell was checked, and the losses that training reached on real data.
-
-Training loss is drawn by step: one drawing for a piece of work at one size.
-"""
+"""Correctness: how each cell was checked, and the losses that training reached on real data."""
 
 from __future__ import annotations
 

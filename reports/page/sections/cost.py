@@ -1,8 +1,4 @@
-"""Cost and efficiency: the cost of training a cell, the frontier of time and cost, and the use of devices.
-
-Drawings show cost against time for the priced cells of one piece of work. A ring marks the cells on the
-frontier.
-"""
+"""Cost and efficiency: the cost of training a cell, the frontier of time and cost, and the use of devices."""
 
 from __future__ import annotations
 
@@ -74,7 +70,7 @@ def _drawings(study: StudyFigures, found: Sequence[Frontier]) -> Iterator[Drawin
     by_cell = {cost.cell.id: cost for frontier in found for cost in frontier.costs}
     best = frozenset(cost.cell.id for frontier in found for cost in frontier.best)
     for place, (title, curves) in enumerate(works(study)):
-        own = [curve for curve in curves if any(point.figures.cell.id in by_cell for point in curve.points)]
+        own = [curve for curve in curves if any(point.cell.id in by_cell for point in curve.points)]
         if sum(len(curve.points) for curve in own) > 1:
             work = f"{title}, {curves[0].key.kind}"
             yield frontier_chart(f"frontier-{place}", work, own, by_cell, best, looks(study.curves))
@@ -144,7 +140,7 @@ def frontier_chart(
     smallest."""
     points = [
         sorted(
-            (costs[point.figures.cell.id] for point in curve.points if point.figures.cell.id in costs),
+            (costs[point.cell.id] for point in curve.points if point.cell.id in costs),
             key=lambda cost: cost.million_samples_ns.value,
         )
         for curve in curves

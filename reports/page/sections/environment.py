@@ -93,9 +93,10 @@ def _remarks(study: StudyFigures) -> Iterator[str]:
 
 def allocations_finding(drift: Drift) -> str:
     """A sentence on how much the allocations differ."""
+    ends = f"{min(drift.ratios.values()):.3f} to {max(drift.ratios.values()):.3f}"
     finding = (
-        f"Each of {len(drift.allocations)} allocations timed the cell {drift.cell_id} on one of its devices: "
-        f"from {drift.lowest:.3f} to {drift.highest:.3f} of their median. A smaller difference between "
+        f"Each of {len(drift.ratios)} allocations timed the cell {drift.cell_id} on one of its devices: "
+        f"from {ends} of their median. A smaller difference between "
         f"cells of different allocations may be due to the allocations."
     )
     if drift.others:

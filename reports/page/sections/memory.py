@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from markupsafe import Markup
 
@@ -45,18 +44,8 @@ DEFINITIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """The cells of one workload and way to train."""
-
-    name: str
-    cells: tuple[CellMemory, ...]
-
-    @property
-    def fullest(self) -> CellMemory:
-        return max(
-            self.cells, key=lambda one: (one.share or 0.0, one.device_peak_bytes or one.rss_peak_bytes or 0)
-        )
+_Kind = tuple[str, CellMemory, list[CellMemory]]
+"""The cells of one workload and way to train: their name, the fullest, and all of them."""
 
 
 def memory_section(study: StudyFigures) -> Section | None:
@@ -102,41 +91,42 @@ def _table(study: StudyFigures, memories: Sequence[CellMemory]) -> TextTable:
     """One row for each workload and way to train, with its fullest cell."""
     several = len({one.cell.workload for one in memories}) > 1
     kinds = grouped((f"{one.cell.workload}, " * several + label(one.cell), one) for one in memories)
+    rows: list[_Kind] = [(name, max(those, key=_fullness), those) for name, those in kinds.items()]
 
     def smallest(row: _Kind) -> Field:
-        return fields.size(
-            min((known for one in row.cells if (known := _bytes(one)) is not None), default=None)
-        )
+        return fields.size(min(filter(None, map(_bytes, row[2])), default=None))
 
     memory, predicted = "method-memory", "method-predicted-memory"
     size_of = f"fullest at {study.devices_word}"
     columns: list[Column[_Kind]] = [
-        words("strategy", lambda row: row.name),
-        figures(size_of, lambda row: fields.whole(row.fullest.cell.gpus), anchor=memory),
+        words("strategy", lambda row: row[0]),
+        figures(size_of, lambda row: fields.whole(row[1].cell.gpus), anchor=memory),
         figures(
             "batch per replica",
-            lambda row: fields.whole(row.fullest.cell.batch_per_replica),
+            lambda row: fields.whole(row[1].cell.batch_per_replica),
             anchor="method-scaling",
         ),
-        figures("peak", lambda row: fields.size(_bytes(row.fullest)), anchor=memory),
-        figures("of the memory", lambda row: fields.percent(row.fullest.share), anchor=memory),
+        figures("peak", lambda row: fields.size(_bytes(row[1])), anchor=memory),
+        figures("of the memory", lambda row: fields.percent(row[1].share), anchor=memory),
         figures("smallest peak of its cells", smallest, anchor=memory),
     ]
     if any(one.over_prediction is not None for one in memories):
         # The prediction for the fullest cell, and the measured memory that it is compared with.
         if any(one.cell.device == "cpu" for one in study.cells.values()):
-            columns.append(
-                figures("over idle", lambda row: fields.size(row.fullest.step_bytes), anchor=memory)
-            )
+            columns.append(figures("over idle", lambda row: fields.size(row[1].step_bytes), anchor=memory))
         columns += [
-            figures("predicted", lambda row: fields.size(row.fullest.predicted_bytes), anchor=predicted),
+            figures("predicted", lambda row: fields.size(row[1].predicted_bytes), anchor=predicted),
             figures(
                 "measured over predicted",
-                lambda row: fields.number(row.fullest.over_prediction),
+                lambda row: fields.number(row[1].over_prediction),
                 anchor=predicted,
             ),
         ]
-    return table([_Kind(name, tuple(those)) for name, those in kinds.items()], columns)
+    return table(rows, columns)
+
+
+def _fullness(one: CellMemory) -> tuple[float, int]:
+    return one.share or 0.0, one.device_peak_bytes or one.rss_peak_bytes or 0
 
 
 def _bytes(one: CellMemory) -> int | None:

@@ -1,13 +1,10 @@
-"""Failures and skips: points without a figure, grouped by rule, each reason once.
-
-Points that were planned not to run take few rows, also in a large matrix.
-"""
+"""Failures and skips: points without a figure, grouped by rule, each reason once."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 
 from reports import fields
@@ -18,7 +15,7 @@ from reports.table import Column, figures, table, words
 from reports.text import count, listed, moment
 from results.cell import label
 from results.grouping import grouped
-from results.plan import Plan
+from results.plan import Plan, Skip
 from results.store import utc_now
 
 _NAMED = 6
@@ -126,23 +123,25 @@ def skipped_points(
     skipped: Sequence[SkippedSizes], batches: Mapping[tuple[str, int], int]
 ) -> list[SkippedPoints]:
     """Skipped points, joined by series and then by strategy if all other fields are the same."""
-    series: dict[SkippedPoints, list[str]] = {}
-    for group in skipped:
-        skip = group.skip
-        alike = SkippedPoints(
-            workload=skip.workload,
-            strategies=(label(skip),),
-            series=(),
-            gpus=group.gpus,
-            reason=skip.predicate or skip.reason,
+    series = grouped(
+        (
+            (group.skip.workload, group.gpus, group.skip.predicate or group.skip.reason, label(group.skip)),
+            _series(group.skip, batches),
         )
-        name = f"weak {skip.batch_size:,}"
-        if skip.scaling == "strong":
-            batch = batches.get((skip.workload, skip.batch_size))
-            name = f"strong, batch size {skip.batch_size:,}" if batch is None else f"strong {batch:,}"
-        series.setdefault(alike, []).append(name)
-    strategies: dict[SkippedPoints, list[str]] = {}
-    for one, found in series.items():
-        alike = replace(one, strategies=(), series=tuple(dict.fromkeys(found)))
-        strategies.setdefault(alike, []).extend(one.strategies)
-    return [replace(one, strategies=tuple(found)) for one, found in strategies.items()]
+        for group in skipped
+    )
+    alike = grouped(
+        ((workload, gpus, reason, tuple(dict.fromkeys(names))), strategy)
+        for (workload, gpus, reason, strategy), names in series.items()
+    )
+    return [
+        SkippedPoints(workload=workload, strategies=tuple(those), series=names, gpus=gpus, reason=reason)
+        for (workload, gpus, reason, names), those in alike.items()
+    ]
+
+
+def _series(skip: Skip, batches: Mapping[tuple[str, int], int]) -> str:
+    if skip.scaling == "weak":
+        return f"weak {skip.batch_size:,}"
+    batch = batches.get((skip.workload, skip.batch_size))
+    return f"strong, batch size {skip.batch_size:,}" if batch is None else f"strong {batch:,}"

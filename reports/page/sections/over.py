@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from markupsafe import Markup
 
 from reports import fields
-from reports.analysis.headline import runs_text
+from reports.analysis.headline import FiguresRow, cells_table
 from reports.analysis.over import OverGroup, OverRow, over_groups
 from reports.analysis.study import StudyFigures
 from reports.fields import NONE, Field
 from reports.page.section import Definition, Paragraph, Section, Table
-from reports.table import Column, TextTable, figures, table, words
+from reports.table import Column, TextTable, figures, words
 from reports.text import count, metric
 from results.cell import label
 
@@ -32,10 +30,7 @@ DEFINITION = Definition(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    group: OverGroup
-    row: OverRow
+_Row = FiguresRow[tuple[OverGroup, OverRow]]
 
 
 def over_section(study: StudyFigures) -> Section | None:
@@ -63,34 +58,28 @@ def over_section(study: StudyFigures) -> Section | None:
 def over_table(study: StudyFigures) -> TextTable:
     """One row for each value of the axis; the rows of one way to train are together."""
     assert study.compare_over is not None
-    groups = over_groups(study, study.compare_over)
-    rows = [_Row(group, row) for group in groups for row in group.rows]
-    setting: Column[_Row] = words("setting", lambda one: one.group.setting)
-    columns: list[Column[_Row]] = [
-        words("workload", lambda one: one.group.cell.workload),
-        words("strategy", lambda one: label(one.group.cell)),
-        *([setting] if any(group.setting for group in groups) else []),
-        figures(study.devices_word, lambda one: fields.whole(one.group.cell.gpus)),
-        figures("batch per replica / global", lambda one: fields.batch(one.group.cell)),
-        words(study.compare_over.replace("_", " "), lambda one: one.row.value),
-        figures(
-            "step time",
-            lambda one: fields.figure(one.row.figures.step_ns, ends=True),
-            anchor="method-step-time",
-        ),
-        figures(
-            "throughput", lambda one: fields.figure(one.row.figures.throughput), anchor="method-throughput"
-        ),
-        figures("times as fast", _ratio, anchor=DEFINITION.anchor),
-        figures("memory", lambda one: fields.size(one.row.memory_bytes), anchor=DEFINITION.anchor),
-        figures("loss", _loss, anchor=DEFINITION.anchor),
-        words("runs", lambda one: runs_text(one.row.figures), anchor="method-evidence"),
+    rows: list[_Row] = [
+        FiguresRow(figures=row.figures, setting=group.setting, of=(group, row))
+        for group in over_groups(study, study.compare_over)
+        for row in group.rows
     ]
-    return table(rows, columns)
+    step, ours = "method-step-time", DEFINITION.anchor
+    columns: list[str | Column[_Row]] = [
+        "workload",
+        words("strategy", lambda row: label(row.of[0].cell)),
+        *("setting", "size", "batch per replica / global"),
+        words(study.compare_over.replace("_", " "), lambda row: row.of[1].value),
+        figures("step time", lambda row: fields.figure(row.figures.step_ns, ends=True), anchor=step),
+        "throughput",
+        figures("times as fast", lambda row: _ratio(row.of[1]), anchor=ours),
+        figures("memory", lambda row: fields.size(row.of[1].memory_bytes), anchor=ours),
+        figures("loss", lambda row: _loss(*row.of), anchor=ours),
+        "runs",
+    ]
+    return cells_table(rows, study.devices_word, columns)
 
 
-def _ratio(one: _Row) -> Field:
-    row = one.row
+def _ratio(row: OverRow) -> Field:
     if row.ratio is None:
         return NONE if row.absent is None else Field(f"none: {row.absent}")
     text = metric(row.ratio)
@@ -98,8 +87,8 @@ def _ratio(one: _Row) -> Field:
     return Field(f"{text.value} ({ends})", row.ratio.value, row.ratio.unit)
 
 
-def _loss(one: _Row) -> Field:
-    loss, samples = one.row.loss, one.group.samples
+def _loss(group: OverGroup, row: OverRow) -> Field:
+    loss, samples = row.loss, group.samples
     if loss is None or samples is None:
         return NONE
     text = metric(loss)

@@ -106,7 +106,7 @@ def efficiency_chart(
     if not any(map(_claims, points)):
         return None
     claims = [point.efficiency for point in points]
-    baselines = dict.fromkeys(claim.baseline.short for claim in claims if claim.baseline is not None)
+    baselines = dict.fromkeys(claim.baseline.name for claim in claims if claim.baseline is not None)
     against = next(iter(baselines)) if len(baselines) == 1 else "each series' own smallest size"
     missing, note = _gaps(curves)
     width, height = (820, 220) if first else _room(points)
@@ -154,7 +154,7 @@ def throughput_chart(name: str, curves: Sequence[Curve], shown: Looks, devices_w
     scale, unit = 1 / by, points[0].figures.throughput.unit
     doubles = max(sizes) >= DOUBLED * min(sizes)
     singles = [curve.single for curve in curves if curve.single is not None]
-    slopes = [scale * single.figures.throughput.value / single.gpus for single in singles[:1]]
+    slopes = [scale * single.throughput.value / single.cell.gpus for single in singles[:1]]
     axis: Axis = "log" if doubles else "linear"
     width, height = _room(points)
     return drawn(
@@ -210,11 +210,11 @@ def _start(curve: Curve, figure: Figure, scale: float) -> tuple[float, float] | 
     """The single device that is a line's baseline, as the first vertex of efficiencies and throughputs."""
     single = curve.single
     first = min(point.gpus for point in curve.points)
-    if single is None or single.gpus >= first or single.figures.no_claim is not None:
+    if single is None or single.cell.gpus >= first or single.no_claim is not None:
         return None
     if figure is _efficiency:
-        return single.gpus, scale
-    return single.gpus, single.figures.throughput.value * scale
+        return single.cell.gpus, scale
+    return single.cell.gpus, single.throughput.value * scale
 
 
 def _point(curve: Curve, point: CurvePoint, value: Metric, scale: float) -> Point:

@@ -1,8 +1,4 @@
-"""The first screen: the answers, their trust, what to run next, and what was asked and where it ran.
-
-A row for each workload and rule of scaling names the size to buy, how well it scales, what an epoch takes,
-and how sure that is. A drawing of the first row follows, with the records of where growing stops to pay.
-"""
+"""The first screen: the answers, their trust, what to run next, and what was asked and where it ran."""
 
 from __future__ import annotations
 
@@ -16,13 +12,12 @@ from reports.analysis.assumptions import study_day
 from reports.analysis.budget import RESIDUAL_ABOVE
 from reports.analysis.cost import CellCost, cell_costs
 from reports.analysis.knee import PAYS_FROM, SURE_FROM
-from reports.analysis.scaling import Named, Piece, name, piece_of
+from reports.analysis.scaling import Named, Piece, piece_of
 from reports.analysis.series import told_settings
 from reports.analysis.size_to_buy import LIKELY_FROM, SizeToBuy, sizes_to_buy
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.answer import lead_of, times
-from reports.analysis.verdict.reach import LITTLE
-from reports.analysis.verdict.verdict import StudyVerdict, slow_cells, verdict
+from reports.analysis.verdict.verdict import LITTLE, StudyVerdict, slow_cells, verdict
 from reports.page.chart import small
 from reports.page.looks import looks
 from reports.page.section import (
@@ -93,7 +88,7 @@ def summary_section(study: StudyFigures) -> Section:
     for bought in sizes_to_buy(study):
         piece = piece_of(study.curves, bought.workload, bought.scaling)
         lead = lead_of(piece, bought, study.assumptions.smallest_effect) if piece else None
-        cost = costs.get(lead[1].figures.cell.id) if lead else None
+        cost = costs.get(lead[1].cell.id) if lead else None
         rows.append(_Shown(bought=bought, piece=piece, lead=lead, cost=cost))
     blocks = tuple(_blocks(study, rows, verdict(study)))
     return Section(anchor="summary", title="In short", blocks=blocks, definitions=_DEFINITIONS)
@@ -190,14 +185,14 @@ def _answer(study: StudyFigures, one: _Shown) -> Answer:
 def _efficiency(one: _Shown) -> Told:
     if one.lead is None:
         return Told(figure="not claimed", lines=("every figure is emulated",))
-    claim, where = one.lead[1].efficiency, "" if one.bought.choice else f"{name(one.lead)}, "
+    claim, where = one.lead[1].efficiency, "" if one.bought.choice else f"{one.lead[1].figures.name}, "
     if claim.is_baseline:
         return Told(figure="baseline", lines=(f"{where}the others are measured against it",))
     if claim.metric is None or claim.baseline is None:
         return Told(figure="not claimed", lines=(f"{where}{claim.reason}",))
     said, faster = metric(claim.metric), times(one.lead)
     speed_up = f"{number(faster.value)} times as fast as " if faster else ""
-    return _told(one, claim.metric, said.value, (said.note, f"{where}{speed_up}{claim.baseline.short}"))
+    return _told(one, claim.metric, said.value, (said.note, f"{where}{speed_up}{claim.baseline.name}"))
 
 
 def _work_done(one: _Shown) -> Told:

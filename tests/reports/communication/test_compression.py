@@ -21,26 +21,20 @@ from reports.analysis.exchange import (
 from results.record import Training
 
 
-@pytest.mark.parametrize(("name", "factor"), [("allreduce", 1.5), ("send", 1), ("recv", 0)])
-def test_wire_bytes_of_each_operation_over_four_ranks(name, factor) -> None:
-    assert wire_bytes({(name, 4): 1000.0}, "nccl") == pytest.approx(1000 * factor)
-
-
-def test_wire_bytes_add_up_each_over_its_own_group() -> None:
-    # 2 x 1/2 of 1000, and 7 times 10.
-    payloads = {("allreduce", 2): 1000.0, ("_allgather_base", 8): 10.0}
-    assert wire_bytes(payloads, "nccl") == pytest.approx(1070.0)
-
-
-def test_a_ring_of_sends_carries_what_an_all_reduce_does() -> None:
-    # 4 ranks: 2 x 3 sends of a quarter.
-    sends = {("send", 4): 6 * 250.0, ("recv", 4): 6 * 250.0}
-    assert wire_bytes(sends, "gloo") == wire_bytes({("allreduce", 4): 1000.0}, "gloo")
-
-
-def test_unknown_operations_have_no_wire_bytes() -> None:
-    assert wire_bytes({}, "nccl") is None
-    assert wire_bytes({("allreduce", 4): 1.0, ("gossip", 4): 1.0}, "nccl") is None
+@pytest.mark.parametrize(
+    ("payloads", "sent"),
+    [
+        ({("allreduce", 4): 1000.0}, 1500.0),
+        # Each over its own group: 2 x 1/2 of 1000, and 7 times 10.
+        ({("allreduce", 2): 1000.0, ("_allgather_base", 8): 10.0}, 1070.0),
+        # A ring of 4 ranks: 2 x 3 sends of a quarter carry what an all-reduce does.
+        ({("send", 4): 6 * 250.0, ("recv", 4): 6 * 250.0}, 1500.0),
+        ({}, None),
+        ({("allreduce", 4): 1.0, ("gossip", 4): 1.0}, None),
+    ],
+)
+def test_wire_bytes_are_those_that_the_algorithm_sends(payloads, sent) -> None:
+    assert wire_bytes(payloads, "nccl") == pytest.approx(sent)
 
 
 @pytest.fixture
@@ -66,23 +60,11 @@ def test_break_even_by_hand(exchanged) -> None:
     assert 8 + 6e6 / bytes_per_ms == pytest.approx(12 + 0.24e6 / bytes_per_ms)
 
 
-def test_a_slow_break_even_is_in_mbit(exchanged) -> None:
-    dense = exchanged(20.0, 12.0, "allreduce", 4e6)
-    slow = exchanged(120.0, 12.0, "allreduce", 2e6, compression="bf16")
-    # 3 MB less in 100 ms more.
-    assert break_even(slow, dense, "slower") == "below 240 Mbit/s"
-
-
 def test_more_bytes_never_pay(exchanged) -> None:
     dense = exchanged(20.0, 12.0, "allreduce", 4e6)
     # Half the payload, gathered by 3 others, is as much as the all-reduce carries.
     assert break_even(exchanged(10.0, 5.0, "allgather", 2e6), dense, "faster") == NO_FEWER
     assert break_even(exchanged(30.0, 5.0, "allgather", 1.99e6), dense, "slower").startswith("below ")
-
-
-def test_without_extra_time_it_pays_at_any_bandwidth(exchanged) -> None:
-    dense = exchanged(20.0, 12.0, "allreduce", 4e6)
-    assert break_even(exchanged(10.0, 2.0, "allreduce", 2e6), dense, "faster") == ANY_RATE
 
 
 def test_a_transfer_below_nothing_is_nothing(exchanged) -> None:
