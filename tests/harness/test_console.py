@@ -15,7 +15,7 @@ from harness.cli import run
 from harness.reporting.report import command_lines, print_headline, record_lines
 from harness.terminal.console import Console, Standing
 from harness.terminal.narrow import narrow_lines
-from harness.terminal.table_text import column_widths, fitted_lines, table_lines
+from harness.terminal.table_text import fitted_lines, table_lines
 from reports.analysis.headline import FiguresRow, HeadlineRow
 from reports.analysis.scaling import Efficiency, NoClaim
 from reports.analysis.study import analyse
