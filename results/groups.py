@@ -1,4 +1,4 @@
-"""The groups of a launch's ranks, as a grid of stages, replicas, shards and tensor parts."""
+"""The groups of a launch's ranks: a grid of stages, replicas, shards, parts of sequences and tensor parts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Literal
 
 import msgspec
 
-Dimension = Literal["pipeline", "replicate", "shard", "tensor"]
-DIMENSIONS: tuple[Dimension, ...] = ("pipeline", "replicate", "shard", "tensor")
+Dimension = Literal["pipeline", "replicate", "shard", "context", "tensor"]
+DIMENSIONS: tuple[Dimension, ...] = ("pipeline", "replicate", "shard", "context", "tensor")
 """The dimensions, from the one whose neighbours lie farthest apart to the one whose neighbours are adjacent
 ranks."""
 
 
 class GroupLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The degree of each dimension; rank = ((pipeline * replicate + r) * shard + s) * tensor + t of places.
+    """The degree of each dimension; rank = (((p * replicate + r) * shard + s) * context + c) * tensor + t of
+    places p, r, s, c, t.
 
     Tensor parallelism communicates most and a pipeline least, so neighbours in `tensor` share a node first
     (Narayanan et al. 2021, arXiv:2104.04473, section 3.1).
@@ -27,6 +28,8 @@ class GroupLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Groups that have equal parameters and see different data."""
     shard: int = 1
     """Ranks that see different data and own a shard of the parameters each."""
+    context: int = 1
+    """Ranks that compute each sequence together."""
     tensor: int = 1
     """Ranks that compute each layer together."""
 
@@ -47,7 +50,12 @@ class GroupLayout(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def model_parallel(self) -> int:
         """Ranks that one replica is split over."""
-        return self.pipeline * self.tensor
+        return self.pipeline * self.context * self.tensor
+
+    @property
+    def shard_ranks(self) -> int:
+        """Ranks that own a shard of the same parameters: those of one sequence share them too."""
+        return self.shard * self.context
 
     def place(self, rank: int) -> dict[Dimension, int]:
         """The place of a rank in each dimension."""
@@ -68,3 +76,7 @@ class GroupLayout(msgspec.Struct, frozen=True, kw_only=True):
             key = tuple(at for at, name in zip(place, DIMENSIONS, strict=True) if name not in dimensions)
             groups.setdefault(key, []).append(rank)
         return list(groups.values())
+
+    def peers(self, dimension: Dimension) -> list[list[int]]:
+        """The groups that exchange along a dimension; shards lie on the ranks of one sequence too."""
+        return self.groups("shard", "context") if dimension == "shard" else self.groups(dimension)

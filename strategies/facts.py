@@ -105,6 +105,11 @@ class StrategyFacts(CatalogFacts):
         return None
 
     @property
+    def attention(self) -> str | None:
+        """How the ranks of a sequence exchange for attention; None: no sequence is split."""
+        return None
+
+    @property
     def of_process(self) -> str:
         """The settings of the whole process that it runs in; cells with others need another launch."""
         return ""
@@ -215,7 +220,8 @@ class StrategyFacts(CatalogFacts):
         are split."""
         blocks = sum(block.flops for block in parts.blocks)
         others = parts.flops - blocks
-        return (others + blocks / self.groups(cell.gpus, cell.node_size).tensor) / parts.flops
+        groups = self.groups(cell.gpus, cell.node_size)
+        return (others + blocks / groups.tensor) / groups.context / parts.flops
 
     def bubble(self, ranks: int) -> float:
         """Return the idle time of a rank relative to its computation, by the schedule."""

@@ -62,7 +62,7 @@ class ShardingFacts(StrategyFacts):
         if parts.by_unit:
             if sizes.groups.tensor > 1:
                 # While torch shards the first block, its tensor-parallel parts exist too.
-                first = units.full_block // sizes.groups.shard
+                first = units.full_block // sizes.groups.shard_ranks
                 most = sizes.split_by_layer(beside=first)
                 yield Footprint(moment="model built", parameters=most, estimated=most)
             gathered = self.built(sizes, units)

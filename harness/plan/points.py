@@ -14,10 +14,12 @@ import msgspec
 
 from results.cell import BASELINE_STRATEGY, Cell
 from results.errors import SpecError, UsageError
+from results.groups import GroupLayout
 from results.parts import Unknown
 from results.plan import Pattern, Plan, Point, Request, Rule, SeriesId, placement_of
 from strategies.catalog import COLLECTIVES, STRATEGIES
 from workloads.catalog import MEMBERS, WORKLOADS, facts
+from workloads.shape import WorkloadFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +182,36 @@ def unsplittable(cell: Cell) -> str | None:
         return f"on CPU torch has no BatchNorm for {cell.strategy}: leave params=bf16 out"
     if not isinstance(least, Unknown) and cell.micro_batch // strategy.microbatches < least:
         return f"BatchNorm of {cell.workload} needs at least {least} samples in a microbatch"
-    tensor = strategy.groups(cell.gpus, cell.node_size).tensor
-    if tensor > 1 and not isinstance(known.heads, Unknown):
+    groups = strategy.groups(cell.gpus, cell.node_size)
+    if groups.context > 1 and (reason := _uneven_sequence(cell, known, strategy.attention, groups)):
+        return reason
+    if groups.tensor > 1 and not isinstance(known.heads, Unknown):
         if not known.heads:
             return f"{cell.workload} has no layers that tensor parallelism knows how to split"
-        uneven = next((count for count in known.heads if count % tensor), None)
+        uneven = next((count for count in known.heads if count % groups.tensor), None)
         if uneven is not None:
-            return f"{uneven} attention heads of {cell.workload} do not divide by {tensor}"
+            return f"{uneven} attention heads of {cell.workload} do not divide by {groups.tensor}"
+    return None
+
+
+def _uneven_sequence(
+    cell: Cell, known: WorkloadFacts, attention: str | None, groups: GroupLayout
+) -> str | None:
+    """Why the tokens of a sample, or the heads that exchange them, do not divide among ranks."""
+    if isinstance(known.unit, Unknown) or isinstance(known.units_per_sample, Unknown):
+        return None
+    if known.unit != "tokens":
+        return f"{cell.workload} has no sequence of tokens, which {cell.strategy} splits"
+    chunks = groups.context * (1 if attention == "ulysses" else 2)
+    if known.units_per_sample % chunks:
+        return f"{known.units_per_sample} tokens of {cell.workload} do not divide into {chunks} chunks"
+    if attention == "ulysses" and not isinstance(known.heads, Unknown) and known.heads:
+        ranks = groups.tensor * groups.context
+        if known.heads[0] % ranks:
+            return (
+                f"{known.heads[0]} attention heads of {cell.workload} do not divide by {ranks} ranks: use "
+                f"attention=gathered"
+            )
     return None
 
 

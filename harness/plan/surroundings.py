@@ -444,7 +444,7 @@ def leaving_bytes(operation: Operation, groups: GroupLayout, node_size: int) -> 
 def _leaving_edges(groups: GroupLayout, dimension: Dimension, collective: Collective, node_size: int) -> int:
     """Count the pairs of ranks that send to each other out of the busiest node."""
     out: Counter[int] = Counter()
-    for ranks in groups.groups(dimension):
+    for ranks in groups.peers(dimension):
         if collective == "all-to-all":
             for node, members in Counter(rank // node_size for rank in ranks).items():
                 out[node] += members * (len(ranks) - members)

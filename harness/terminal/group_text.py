@@ -19,12 +19,14 @@ _NOUNS: dict[Dimension, str] = {
     "pipeline": "stage",
     "replicate": "replica",
     "shard": "shard",
+    "context": "part of a sequence",
     "tensor": "tensor part",
 }
 _DEEDS: dict[Dimension, str] = {
     "pipeline": "are the stages of one replica",
     "replicate": "average their gradients",
     "shard": "hold a shard each",
+    "context": "compute each sequence together",
     "tensor": "compute each layer together",
 }
 

@@ -254,7 +254,7 @@ def span(groups: GroupLayout, dimension: Dimension, node_size: int) -> tuple[int
     """Return the largest number of nodes of a group of this dimension, and of such groups that leave one
     node."""
     nodes, leaving = 1, Counter[int]()
-    for ranks in groups.groups(dimension):
+    for ranks in groups.peers(dimension):
         there = {rank // node_size for rank in ranks}
         nodes = max(nodes, len(there))
         if len(there) > 1:

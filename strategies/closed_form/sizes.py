@@ -113,7 +113,7 @@ class Units:
         self.block = max(self.blocks, default=0)
         self.whole = around + sum(blocks)
         """Bytes of all units in full precision."""
-        self.shard = self.whole // sizes.groups.shard
+        self.shard = self.whole // sizes.groups.shard_ranks
         trained = parts.trained
         self.trained = self if trained is parts else Units(sizes, full=full, halved=halved, parts=trained)
         """The units with only the trained parameters; gradients have these sizes."""
@@ -124,6 +124,7 @@ class Activations:
 
     def __init__(self, sizes: Sizes, stage: Stage, *, samples: int, flights: int = 1) -> None:
         self._samples, self._tensor = samples, sizes.groups.tensor
+        self._context = sizes.groups.context
         model = sizes.parts
         blocks = [model.blocks[index] for index in stage.blocks]
         modes = [sizes.checkpointing(index) for index in stage.blocks]
@@ -135,7 +136,7 @@ class Activations:
         stem = self._whole(model.stem) if stage.stem else 0
         head = self._whole(model.head) if stage.head else 0
         # The gradients of the logits, and of their logarithms, while the latter are still there.
-        losing = head + 2 * model.logits * samples if stage.head else 0
+        losing = head + 2 * model.logits * samples // self._context if stage.head else 0
         computing = max(
             (int(_GRADIENT_SHARE * w) + w - k for w, k in zip(whole, kept, strict=True)), default=0
         )
@@ -150,12 +151,12 @@ class Activations:
         """Bytes when the backward pass of the last micro-batch ends."""
 
     def _whole(self, part: Part) -> int:
-        return self._samples * part.saved.over(self._tensor) + part.saved_once
+        return self._samples * part.saved.over(self._tensor) // self._context + part.saved_once
 
     def _kept(self, block: Part, mode: Checkpointing) -> int:
         """Bytes that a checkpointed block keeps until its backward pass begins."""
         products = block.products.over(self._tensor) if mode == "selective" else 0
-        return self._samples * (block.input + products)
+        return self._samples * (block.input + products) // self._context
 
 
 def stage_values(parts: ModelParts, stage: Stage, tensor: int = 1) -> int:

@@ -23,6 +23,8 @@ from strategies.closed_form.terms import (
     sums_of_units,
     term_of,
 )
+from strategies.context.facts import OPTIONS as CONTEXT
+from strategies.context.facts import attention_messages
 from strategies.facts import AutoPoint, Proposal, quotient
 from strategies.fsdp.block_choices import BlockChoice, canonical, read_choices
 from strategies.sharding import OFFLOAD, PARAMS, ShardingFacts
@@ -39,6 +41,7 @@ _ALL_BLOCKS = {
     ),
     "params": PARAMS,
     "tp": Option(kind="int", default=1, minimum=1, help="ranks that compute each layer together"),
+    **CONTEXT,
 }
 _OPTIONS = MappingProxyType(
     {
@@ -58,7 +61,7 @@ _TENSOR = (2, 4, 8)
 
 def _padded(groups: GroupLayout, unit: Part) -> int:
     """Return the bytes of a unit in full precision, padded to equal shards."""
-    return VALUE_BYTES * unit.padded_values(groups.shard, groups.tensor)
+    return VALUE_BYTES * unit.padded_values(groups.shard_ranks, groups.tensor)
 
 
 class Fsdp2Facts(ShardingFacts):
@@ -76,8 +79,13 @@ class Fsdp2Facts(ShardingFacts):
         return [alike] * blocks
 
     def groups(self, ranks: int, node_size: int | None) -> GroupLayout:
-        parts = self.spec.integer("tp")
-        return GroupLayout(shard=quotient(self.spec.text, ranks, parts), tensor=parts)
+        tensor, context = self.spec.integer("tp"), self.spec.integer("cp")
+        shard = quotient(self.spec.text, ranks, tensor * context)
+        return GroupLayout(shard=shard, context=context, tensor=tensor)
+
+    @property
+    def attention(self) -> str | None:
+        return self.spec.word("attention") if self.spec.integer("cp") > 1 else None
 
     def redundant(self, cell: Cell) -> str | None:
         if cell.gpus == self.spec.integer("tp"):
@@ -85,7 +93,9 @@ class Fsdp2Facts(ShardingFacts):
         return None
 
     def refusal(self, cell: Cell) -> str | None:
-        if cell.compile and self.spec.integer("tp") > 1:
+        if self.attention is None and self.spec.word("attention") != "ulysses":
+            return f"{self.spec.text} splits no sequence: add cp=2, or leave attention out"
+        if cell.compile and self.spec.integer("tp") * self.spec.integer("cp") > 1:
             return (
                 f"{self.spec.text} does not go with --compile: it exchanges activations inside of layers, "
                 f"which torch.compile cannot trace; leave --compile out"
@@ -118,15 +128,18 @@ class Fsdp2Facts(ShardingFacts):
         padded = partial(_padded, groups)
         sums = sums_of_units(padded, parts)
         after: Overlap = "last backward" if cell.device == "cuda" else "none"
-        if groups.shard > 1:
-            yield self._gatherings(cell, parts, groups.shard, padded)
+        if groups.shard_ranks > 1:
+            yield self._gatherings(cell, parts, groups.shard_ranks, padded)
             summed: Collective = "reduce-scatter" if cell.backend == "nccl" else "all-reduce"
-            yield term_of("gradients", summed, ("shard", groups.shard), sums, overlap=after)
+            yield term_of("gradients", summed, ("shard", groups.shard_ranks), sums, overlap=after)
         if groups.replicate > 1:
-            pieces, across = tuple(Piece(size / groups.shard, at) for size, at in sums), groups.replicate
-            yield term_of("shards of gradients", "all-reduce", ("replicate", across), pieces, overlap=after)
+            pieces = tuple(Piece(size / groups.shard_ranks, at) for size, at in sums)
+            across: Receivers = ("replicate", groups.replicate)
+            yield term_of("shards of gradients", "all-reduce", across, pieces, overlap=after)
         if groups.tensor > 1:
-            yield activation_sums(cell, parts, groups.tensor)
+            yield activation_sums(cell, parts, groups)
+        if self.attention is not None:
+            yield from attention_messages(cell, parts, groups, self.attention)
 
     def _gatherings(self, cell: Cell, parts: ModelParts, shards: int, padded: Callable[[Part], int]) -> Term:
         """Return the gatherings of a micro-batch: a block that was freed is gathered again for backward."""
@@ -174,10 +187,11 @@ class Hsdp(Fsdp2Facts):
     options = _OPTIONS
 
     def groups(self, ranks: int, node_size: int | None) -> GroupLayout:
-        parts, node = self.spec.integer("tp"), min(node_size or ranks, ranks)
+        tensor, context = self.spec.integer("tp"), self.spec.integer("cp")
+        node = min(node_size or ranks, ranks)
         what = f"{self.spec.text} on nodes of {node}"
-        nodes, shard = quotient(what, ranks, node), quotient(what, node, parts)
-        return GroupLayout(replicate=nodes, shard=shard, tensor=parts)
+        nodes, shard = quotient(what, ranks, node), quotient(what, node, tensor * context)
+        return GroupLayout(replicate=nodes, shard=shard, context=context, tensor=tensor)
 
     def misplaced(self, groups: GroupLayout, node_size: int) -> str | None:
         instead = f"or use {self.spec.text.replace('hsdp', 'fsdp', 1)}"
@@ -186,7 +200,7 @@ class Hsdp(Fsdp2Facts):
                 f"hsdp shards inside of nodes and replicates across them, and there is only one node, of "
                 f"{node_size}: give a smaller --node-size or --gpus-per-node, {instead}"
             )
-        if groups.shard == 1:
+        if groups.shard_ranks == 1:
             few = f"{self.spec.text} has nothing left to shard on nodes of {node_size}"
             return f"{few}: give a --node-size of more than {node_size}, {instead}"
         return None

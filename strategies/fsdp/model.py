@@ -37,6 +37,7 @@ from results.groups import Dimension, GroupLayout
 from results.layout import ModelLayout
 from strategies.advice import ANY_PARAMETER, WHOLE
 from strategies.collectives.link import Link
+from strategies.context.model import ContextSplit
 from strategies.devices import device_of
 from strategies.fsdp.block_choices import BlockChoice
 from strategies.fsdp.facts import Fsdp2Facts
@@ -45,6 +46,7 @@ from strategies.training.boxes import Box, Owned, View, rows_of
 from strategies.training.checkpointing import checkpoint_blocks
 from strategies.training.clipping import clip_shards
 from strategies.training.layouts import homes_of, layout_module, require_dense, require_unhooked
+from strategies.training.loss import Batch, Loss
 from strategies.training.missing_gradients import UnlikeGradients
 from strategies.training.parallel import OptimizerState, ParallelModel, Setting
 from strategies.training.precision import require_bf16_parameters
@@ -80,6 +82,10 @@ class FsdpModel(ParallelModel):
         self._split = None
         if self._grid.tensor is not None:
             self._split = TensorSplit(module, layout, self._grid.tensor, begin)
+        self._context = None
+        if facts.attention is not None:
+            along = self._grid.along("context")
+            self._context = ContextSplit(module, layout, along, facts.attention)
         choices = _choices(facts, layout)
         if recomputed := tuple(name for name, choice in choices.items() if choice.checkpoint):
             checkpoint_blocks(module, ModelLayout(blocks=recomputed))
@@ -147,6 +153,9 @@ class FsdpModel(ParallelModel):
         whole = _gathered(value, self._grid.shard, self._device)
         return whole if self._split is None else self._split.whole(name, whole)
 
+    def part_of(self, batch: Batch, loss: Loss) -> Batch:
+        return batch if self._context is None else self._context.part(batch, loss)
+
     def started(self) -> None:
         self._unlike.begin()
         take_from_first(self._link, self._buffers.now())
@@ -185,13 +194,14 @@ class DeviceGrid:
         """Collective over `everyone`, which must be all ranks of the default group."""
         self.everyone = everyone
         self.groups = groups
-        self.shard = self._along("shard")
-        self.replicate = self._along("replicate") if groups.replicate > 1 else None
-        self.tensor = self._along("tensor") if groups.tensor > 1 else None
+        self.shard = self.along("shard", "context")
+        self.replicate = self.along("replicate") if groups.replicate > 1 else None
+        self.tensor = self.along("tensor") if groups.tensor > 1 else None
         self.mesh = self._mesh(device.type)
 
-    def _along(self, dimension: Dimension) -> Link:
-        parts = self.groups.groups(dimension)
+    def along(self, *dimensions: Dimension) -> Link:
+        """Return the link to the ranks that differ only in these dimensions; collective."""
+        parts = self.groups.groups(*dimensions)
         return self.everyone if len(parts) == 1 else self.everyone.split(parts)
 
     def _mesh(self, device_type: str) -> DeviceMesh:
@@ -199,12 +209,12 @@ class DeviceGrid:
         shard)."""
         if self.replicate is None:
             return DeviceMesh.from_group(self.shard.group, device_type)
-        alike = self.groups.groups("replicate", "shard")
+        alike = self.groups.groups("replicate", "shard", "context")
         own = next(ranks for ranks in alike if self.everyone.rank in ranks)
         return DeviceMesh.from_group(
             [self.replicate.group, self.shard.group],
             device_type,
-            mesh=torch.tensor(own).view(self.groups.replicate, self.groups.shard),
+            mesh=torch.tensor(own).view(self.groups.replicate, self.groups.shard_ranks),
             mesh_dim_names=("replicate", "shard"),
         )
 

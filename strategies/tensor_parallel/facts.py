@@ -50,19 +50,19 @@ class TensorParallel(StrategyFacts):
         yield from (built, *others)
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
-        yield activation_sums(cell, parts, cell.gpus)
+        yield activation_sums(cell, parts, self.groups(cell.gpus, cell.node_size))
 
 
-def activation_sums(cell: Cell, parts: ModelParts, tensor: int) -> Term:
+def activation_sums(cell: Cell, parts: ModelParts, groups: GroupLayout) -> Term:
     """Return the sums of activations: each block needs two in forward, and two of gradients in backward
     (Shoeybi et al. 2019, arXiv:1909.08053, section 3); checkpointing repeats the forward pass up to the input
     of the last product, and so one of them."""
     sums = 5 if cell.activation_checkpointing else 4
-    each = cell.batch_per_replica
+    each = cell.batch_per_replica / groups.context
     return term(
         "activations",
         "all-reduce",
-        ("tensor", tensor),
+        ("tensor", groups.tensor),
         payload=each * sum(sums * block.input for block in parts.blocks),
         operations=cell.accumulation * sums * len(parts.blocks),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -49,6 +49,15 @@ def checkpoint_blocks(module: nn.Module, layout: ModelLayout, *, selective: bool
         block.forward = partial(
             checkpoint, block.forward, use_reentrant=False, context_fn=partial(_contexts, norms, selective)
         )
+
+
+def wrap_forward(block: nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace what a block computes, and computes again in backward if it is checkpointed."""
+    forward = block.forward
+    if isinstance(forward, partial) and forward.func is checkpoint:
+        block.forward = partial(checkpoint, wrap(forward.args[0]), **forward.keywords)
+    else:
+        block.forward = wrap(forward)
 
 
 Context = AbstractContextManager[Any]

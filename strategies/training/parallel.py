@@ -216,7 +216,7 @@ class ParallelModel:
         total: Tensor | None = None
         for index in range(task.accumulation):
             task.observer.begins(Phase.DATA)
-            batch = next(batches)
+            batch = self.part_of(next(batches), task.loss)
             with self.exchange(now=index == task.accumulation - 1):
                 task.observer.begins(Phase.FORWARD)
                 if index == 0:
@@ -228,6 +228,10 @@ class ParallelModel:
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None
         return total
+
+    def part_of(self, batch: Batch, loss: Loss) -> Batch:
+        """Return the part of its replica's batch that this rank computes the loss of."""
+        return batch
 
     def exchange(self, *, now: bool) -> AbstractContextManager[None]:
         """Return the context of one micro-batch, which exchanges gradients if `now`, and else only adds them

@@ -120,15 +120,18 @@ class GPT(nn.Module):
         self.ln_f = nn.LayerNorm(shape.width)
         initialise(self, layers=shape.layers, added=("c_proj",))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.stem(tokens)
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        x = self.stem(tokens, positions)
         for block in self.h:
             x = block(x)
         return self.head(x)
 
-    def stem(self, tokens: Tensor) -> Tensor:
-        """Map tokens (n, seq) to the input of the first block, (n, seq, width)."""
-        x: Tensor = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
+    def stem(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Map tokens (n, seq) to the input of the first block, (n, seq, width); positions (seq,), None: from
+        0."""
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x: Tensor = self.wte(tokens) + self.wpe(positions)
         return x
 
     def head(self, x: Tensor) -> Tensor:

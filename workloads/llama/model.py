@@ -69,9 +69,9 @@ class GroupedAttention(nn.Module):
         self.v_proj = nn.Linear(shape.width, shape.kv_width, bias=False)
         self.o_proj = nn.Linear(shape.width, shape.width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         query, key = _split(self.q_proj(x), self.heads), _split(self.k_proj(x), self.kv_heads)
-        turns = rotations(query, self.theta)
+        turns = rotations(query, self.theta, positions)
         query, key = rotated(query, turns), rotated(key, turns)
         value = _split(self.v_proj(x), self.kv_heads)
         group = self.heads // self.kv_heads
@@ -88,11 +88,13 @@ def _split(x: Tensor, heads: int) -> Tensor:
     return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
 
 
-def rotations(x: Tensor, theta: float) -> tuple[Tensor, Tensor]:
+def rotations(x: Tensor, theta: float, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return cosine and sine, (tokens, size / 2) each, of the angles `position / theta ** (2 i / size)` of
-    heads (n, heads, tokens, size)."""
+    heads (n, heads, tokens, size); positions (tokens,), None: from 0."""
     tokens, size = x.shape[-2:]
-    place = torch.arange(tokens, device=x.device, dtype=torch.float32)
+    if positions is None:
+        positions = torch.arange(tokens, device=x.device)
+    place = positions.to(torch.float32)
     speed = theta ** (-torch.arange(0, size, 2, device=x.device, dtype=torch.float32) / size)
     angle = torch.outer(place, speed)
     return angle.cos().to(x.dtype), angle.sin().to(x.dtype)
@@ -130,8 +132,8 @@ class LlamaBlock(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.width)
         self.mlp = GatedMLP(shape)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x))
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), positions)
         y: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return y
 
@@ -149,10 +151,10 @@ class Llama(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
         initialise(self, layers=shape.layers, added=("o_proj", "down_proj"))
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         x = self.stem(tokens)
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x, positions)
         return self.head(x)
 
     def stem(self, tokens: Tensor) -> Tensor:

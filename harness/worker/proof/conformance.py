@@ -98,7 +98,7 @@ def _missed_samples(
     # may have targets of any shape.
     own = own_synthetic(cell) or DATASETS.facts(cell.dataset).takes == Own.takes
     if isinstance(workload.input, TokenInput) and workload.loss is not None and not own:
-        asked.append((1, "tokens", samples * workload.input.length))
+        asked.append((1, "tokens", samples * workload.input.length // groups.context))
     for column, unit, expected in asked:
         counting = {groups.replica(rank) for rank, row in enumerate(rows) if row[column]}
         for rank, row in enumerate(rows):

@@ -1,0 +1,234 @@
+"""Context parallelism: each rank of a group computes a part of the tokens of every sequence.
+
+Only attention sees tokens of other ranks. Calls of `scaled_dot_product_attention` in a block are replaced by
+one of two exchanges. Ulysses (Jacobs et al. 2023, arXiv:2309.14509) gives each rank all tokens of a part of
+the heads. `gathered` gives each rank all keys and values (Llama 3, arXiv:2407.21783, section 3.3.2); under a
+causal mask a rank then has one chunk near the head and one near the tail, so that all ranks do equal work.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from results.errors import UsageError
+from results.layout import ModelLayout
+from strategies.collectives.link import Link
+from strategies.training.checkpointing import wrap_forward
+from strategies.training.layouts import layout_module
+from strategies.training.loss import Batch, Loss
+
+_POSITIONS = ("positions", "position_ids")
+"""Arguments of a model's forward by which it takes the places of its tokens."""
+_OPTIONS = ("attn_mask", "dropout_p", "is_causal")
+"""Arguments of `scaled_dot_product_attention` after the tensors that may be given by position."""
+_OTHERWISE = "use a strategy without cp"
+
+
+class ContextSplit:
+    """The part of each sequence that this rank computes, and the attention over all of its tokens."""
+
+    def __init__(self, module: nn.Module, layout: ModelLayout, link: Link, attention: str) -> None:
+        """Replace attention in the blocks of `module`, in place.
+
+        Raises UsageError for a model that does not take the positions of its tokens.
+        """
+        self._link, self._ulysses = link, attention == "ulysses"
+        self._pieces = link.size if self._ulysses else 2 * link.size
+        self._chunks = [link.rank] if self._ulysses else [link.rank, self._pieces - 1 - link.rank]
+        """This rank's chunks of the pieces of a sequence."""
+        self._attended = False
+        names = list(inspect.signature(module.forward).parameters)
+        self._first, self._takes = names[:1], next((name for name in _POSITIONS if name in names), "")
+        if not self._takes:
+            raise UsageError(
+                f"context parallelism gives the model the positions of its tokens, and forward of "
+                f"{type(module).__name__} takes neither {' nor '.join(_POSITIONS)}: add one, or {_OTHERWISE}"
+            )
+        for name in layout.blocks or ("",):
+            block = layout_module(module, name) if name else module
+            wrap_forward(block, partial(partial, self._forward, name or "the model"))
+
+    def part(self, batch: Batch, loss: Loss) -> Batch:
+        """Return this rank's tokens of a batch (inputs, targets), with their positions among the inputs.
+
+        Raises UsageError for a batch of another form, for a length that does not divide, and for targets that
+        a loss ignores.
+        """
+        if not callable(loss) or not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise UsageError(
+                f"context parallelism splits batches of (inputs, targets) for a loss(outputs, targets), "
+                f"because a model or step that shifts the targets itself loses one a chunk: {_OTHERWISE}"
+            )
+        inputs, targets = batch
+        if not isinstance(targets, Tensor) or targets.dim() < 2:
+            raise UsageError(f"context parallelism splits targets (samples, tokens, ...): {_OTHERWISE}")
+        length = targets.shape[1]
+        if length % self._pieces:
+            raise UsageError(
+                f"{length} tokens of a sample do not divide into {self._pieces} chunks: {_OTHERWISE}"
+            )
+        if not targets.is_floating_point() and bool((targets < 0).any()):
+            raise UsageError(
+                f"context parallelism averages over equally many tokens of each rank, and these targets have "
+                f"some that a loss ignores (less than 0): leave padding out, or {_OTHERWISE}"
+            )
+        own = torch.arange(length, device=targets.device).view(self._pieces, -1)[self._chunks].flatten()
+
+        def cut(value: Any) -> Any:
+            whole = isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == length
+            return value.index_select(1, own) if whole else value
+
+        positions = own if self._takes == "positions" else own[None]
+        return self._named(inputs, cut) | {self._takes: positions}, cut(targets)
+
+    def _named(self, inputs: Any, cut: Callable[[Any], Any]) -> dict[str, Any]:
+        """Return the inputs by the names of the arguments of forward, cut to this rank's tokens."""
+        if isinstance(inputs, Mapping):
+            return {name: cut(value) for name, value in inputs.items()}
+        if not isinstance(inputs, tuple | list):
+            return dict(zip(self._first, [cut(inputs)], strict=True))
+        return dict(zip(self._first, map(cut, inputs), strict=False))
+
+    def _forward(self, name: str, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+        """Call what a block computes with attention over all tokens."""
+        self._attended = False
+        with _Attention(partial(self._attend, name)):
+            result = forward(*inputs, **named)
+        if not self._attended:
+            _refuse(name, "does not call scaled_dot_product_attention")
+        return result
+
+    def _attend(
+        self, name: str, query: Tensor, key: Tensor, value: Tensor, *others: Any, **named: Any
+    ) -> Tensor:
+        """Return attention of this rank's queries, (n, heads, tokens, size), to the keys of all ranks."""
+        self._attended = True
+        options = dict(zip(_OPTIONS, others, strict=False)) | named
+        if options.pop("attn_mask", None) is not None:
+            _refuse(name, "gives attention a mask of its own, which holds for one rank's tokens")
+        if dropout := options.get("dropout_p", 0.0):
+            _refuse(name, f"has dropout in attention ({dropout:g}), which ranks would draw apart")
+        if not self._ulysses:
+            return self._by_all_keys(query, key, value, options)
+        if query.shape[1] % self._link.size:
+            _refuse(name, f"has {query.shape[1]} heads a rank, which {self._link.size} ranks do not divide")
+        copies = _copies(key.shape[1], query.shape[1], self._link.size)
+        if copies > 1:
+            key, value = (each.repeat_interleave(copies, dim=1) for each in (key, value))
+        query, key, value = (_TokensToHeads.apply(each, self._link) for each in (query, key, value))  # type: ignore[no-untyped-call]
+        mixed = F.scaled_dot_product_attention(query, key, value, **options)
+        result: Tensor = _HeadsToTokens.apply(mixed, self._link)  # type: ignore[no-untyped-call]
+        return result
+
+    def _by_all_keys(self, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
+        key, value = (_AllTokens.apply(each, self._link) for each in (key, value))  # type: ignore[no-untyped-call]
+        if not options.pop("is_causal", False):
+            return F.scaled_dot_product_attention(query, key, value, **options)
+        size, results = query.shape[2] // 2, []
+        for place, chunk in zip(self._chunks, query.chunk(2, dim=2), strict=True):
+            until = (place + 1) * size
+            mask = torch.ones(size, until, dtype=torch.bool, device=query.device).tril(place * size)
+            keys, values = key[:, :, :until], value[:, :, :until]
+            results.append(F.scaled_dot_product_attention(chunk, keys, values, attn_mask=mask, **options))
+        return torch.cat(results, dim=2)
+
+
+def _copies(of_keys: int, of_queries: int, ranks: int) -> int:
+    """Return how often heads of keys are repeated so that `ranks` divide them, or 1: grouped queries."""
+    if of_keys % ranks == 0:
+        return 1
+    groups = of_queries // of_keys
+    return next(n for n in range(2, groups + 1) if groups % n == 0 and of_keys * n % ranks == 0)
+
+
+def _refuse(name: str, why: str) -> NoReturn:
+    raise UsageError(
+        f"context parallelism replaces scaled_dot_product_attention of each block, and {name} {why}: "
+        f"{_OTHERWISE}"
+    )
+
+
+class _Attention(TorchFunctionMode):
+    """Replaces `scaled_dot_product_attention`."""
+
+    def __init__(self, attend: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self._attend = attend
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), named: dict[str, Any] | None = None
+    ) -> Any:
+        called = self._attend if function is F.scaled_dot_product_attention else function
+        if function is F.multi_head_attention_forward:
+            # Its attention is in a call inside of it.
+            with self:
+                return function(*arguments, **(named or {}))
+        return called(*arguments, **(named or {}))
+
+
+class _TokensToHeads(torch.autograd.Function):
+    """(n, heads, own tokens, size) to (n, own heads, tokens, size)."""
+
+    @staticmethod
+    def forward(context: Any, values: Tensor, link: Link) -> Tensor:
+        context.link = link
+        return _to_heads(values, link)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _to_tokens(gradient, context.link), None
+
+
+class _HeadsToTokens(torch.autograd.Function):
+    """(n, own heads, tokens, size) to (n, heads, own tokens, size)."""
+
+    @staticmethod
+    def forward(context: Any, values: Tensor, link: Link) -> Tensor:
+        context.link = link
+        return _to_tokens(values, link)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _to_heads(gradient, context.link), None
+
+
+def _to_heads(values: Tensor, link: Link) -> Tensor:
+    samples, heads, tokens, size = values.shape
+    for_ranks = values.reshape(samples, link.size, heads // link.size, tokens, size).movedim(1, 0)
+    received = link.all_to_all(for_ranks.reshape(link.size, -1))
+    return received.view(link.size, samples, -1, tokens, size).movedim(0, 2).flatten(2, 3)
+
+
+def _to_tokens(values: Tensor, link: Link) -> Tensor:
+    samples, heads, tokens, size = values.shape
+    for_ranks = values.reshape(samples, heads, link.size, tokens // link.size, size).movedim(2, 0)
+    received = link.all_to_all(for_ranks.reshape(link.size, -1))
+    return received.view(link.size, samples, heads, -1, size).movedim(0, 1).flatten(1, 2)
+
+
+class _AllTokens(torch.autograd.Function):
+    """(n, heads, own tokens, size) of a head and a tail chunk to (n, heads, tokens, size) in order."""
+
+    @staticmethod
+    def forward(context: Any, values: Tensor, link: Link) -> Tensor:
+        context.link = link
+        gathered = link.all_gather(values.flatten()).view(link.size, *values.shape)
+        head, tail = gathered.chunk(2, dim=3)
+        return torch.cat([*head, *reversed(tail)], dim=2)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        link = context.link
+        chunks = gradient.chunk(2 * link.size, dim=2)
+        pairs = zip(chunks[: link.size], reversed(chunks[link.size :]), strict=True)
+        for_ranks = torch.stack([torch.cat(pair, dim=2) for pair in pairs])
+        own = link.reduce_scatter(for_ranks.view(link.size, -1))
+        return own.view(for_ranks.shape[1:]), None
