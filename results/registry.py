@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -53,28 +53,48 @@ class Registry(Catalog, Generic[F]):
     def __init__(
         self,
         kind: str,
-        known: Iterable[type[F]],
+        known: Iterable[type[F]] | Mapping[str, str],
         *,
         base: type[F] | None = None,
         packaged: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Other packages add classes derived from `base`. `packaged` as of `Catalog`."""
+        """`known`: classes, or their places by name and alias, which are imported when they are asked for. Other
+        packages add classes derived from `base`. `packaged` as of `Catalog`."""
         super().__init__(kind, [], packaged=packaged)
         self._base = base or CatalogFacts
-        self._facts: dict[str, type[F]] = {}
-        for facts in known:
+        self._known: dict[str, type[F] | str] = dict(known) if isinstance(known, Mapping) else {}
+        for facts in () if isinstance(known, Mapping) else known:
             self.register(facts)
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        return {entry.name: entry for facts in self.all_facts for entry in facts.entries()}
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._known
+
+    def entry(self, name: str) -> Entry | None:
+        if name not in self._known:
+            return None
+        return next(entry for entry in self._class(name).entries() if entry.name == name)
+
+    def _class(self, name: str) -> type[F]:
+        found = self._known[name]
+        if isinstance(found, str):
+            found = cast("type[F]", load(found))
+            self._known |= dict.fromkeys((entry.name for entry in found.entries()), found)
+        return found
 
     def register(self, facts: type[F]) -> None:
         """Add a name and its aliases after those that are there. Raises SpecError if one of them is taken."""
-        entries = list(facts.entries())
-        for entry in entries:
-            if entry.name in self.entries:
+        names = [entry.name for entry in facts.entries()]
+        for name in names:
+            if name in self._known:
                 raise SpecError(
-                    f"{self.kind} {entry.name!r} of {facts.__module__} exists already: give it another name"
+                    f"{self.kind} {name!r} of {facts.__module__} exists already: give it another name"
                 )
-        self.entries |= {entry.name: entry for entry in entries}
-        self._facts[facts.name] = facts
+        self._known |= dict.fromkeys(names, facts)
 
     def admit(self, extension: Extension) -> None:
         facts: Any = extension.load()
@@ -108,22 +128,22 @@ class Registry(Catalog, Generic[F]):
 
     def forget(self, name: str) -> None:
         """Take a name and its aliases away again."""
-        for entry in self._facts.pop(name).entries():
-            del self.entries[entry.name]
+        for entry in self._class(name).entries():
+            del self._known[entry.name]
         self._parsed.clear()
 
     def facts(self, text: str) -> F:
         """The facts of what `text` names, with its options. Raises SpecError."""
         spec = self.parse(text)
-        return self._facts[spec.name](spec)
+        return self._class(spec.name)(spec)
 
     @property
     def all_facts(self) -> tuple[type[F], ...]:
         """The facts of all names, in the order of the catalog."""
-        return tuple(self._facts.values())
+        return tuple(dict.fromkeys(map(self._class, tuple(self._known))))
 
     def __contains__(self, name: str) -> bool:
-        return name in self.entries
+        return name in self._known
 
 
 def load(place: str) -> Any:

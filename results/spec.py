@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from threading import RLock
 from types import MappingProxyType
@@ -147,7 +147,7 @@ class Catalog:
         self.kind = kind
         self._packaged = packaged
         self._offered: Mapping[str, Extension] | None = None
-        self.entries: dict[str, Entry] = {}
+        self._entries: dict[str, Entry] = {}
         for entry in entries:
             self.add(entry)
         # Two threads that name another package's strategy must not both register it.
@@ -158,18 +158,31 @@ class Catalog:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries.values())
 
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """All entries by name."""
+        return self._entries
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of all entries."""
+        return self._entries
+
+    def entry(self, name: str) -> Entry | None:
+        return self._entries.get(name)
+
     def add(self, entry: Entry) -> None:
         """Raises SpecError if the name is taken."""
-        if entry.name in self.entries:
-            taken = self.entries[entry.name].help
+        if entry.name in self._entries:
+            taken = self._entries[entry.name].help
             raise SpecError(f"{self.kind} {entry.name!r} is declared already ({taken}); choose another name")
-        self.entries[entry.name] = entry
+        self._entries[entry.name] = entry
 
     @property
     def offered(self) -> Mapping[str, Extension]:
         """Extensions of other packages, by name. Raises ExtensionError for a name that is taken."""
         if self._offered is None:
-            self._offered = extensions(self.kind, self.entries) if self.kind in GROUPS else {}
+            self._offered = extensions(self.kind, self.names) if self.kind in GROUPS else {}
         return self._offered
 
     @property
@@ -178,7 +191,7 @@ class Catalog:
         return {
             name: f"is in a package that is not installed; install it: {command}"
             for name, command in self._packaged.items()
-            if name not in self.offered and name not in self.entries
+            if name not in self.offered and name not in self.names
         }
 
     def admit(self, extension: Extension) -> None:
@@ -189,7 +202,7 @@ class Catalog:
         """Import and register what other packages add. Returns the errors by the names that cannot be."""
         failed = {}
         for name, extension in self.offered.items():
-            if name not in self.entries:
+            if name not in self.names:
                 try:
                     self.admit(extension)
                 except ExtensionError as error:
@@ -209,9 +222,9 @@ class Catalog:
     def _parse(self, text: str) -> Spec:
         name, positional, options = split(text)
         offered = self.offered.get(name)
-        if offered is not None and name not in self.entries:
+        if offered is not None and name not in self.names:
             self.admit(offered)
-        entry = self.entries.get(name)
+        entry = self.entry(name)
         if entry is None:
             raise SpecError(self._unknown(name))
         if entry.alias_of is None:
@@ -219,7 +232,9 @@ class Catalog:
         if positional is not None:
             raise SpecError(f"{self.kind} {text!r}: {entry.name} takes no {positional!r}")
         name, base_positional, base_options = split(entry.alias_of)
-        return self._build(self.entries[name], base_positional, base_options | options)
+        aliased = self.entry(name)
+        assert aliased is not None
+        return self._build(aliased, base_positional, base_options | options)
 
     def _build(self, entry: Entry, positional: str | None, options: dict[str, str]) -> Spec:
         value = self._positional(entry, positional)
@@ -258,7 +273,7 @@ class Catalog:
     def _unknown(self, name: str) -> str:
         if name in self.absent:
             return f"{self.kind} {name!r} {self.absent[name]}"
-        names = sorted({*self.entries, *self.offered})
+        names = sorted({*self.names, *self.offered})
         near = nearest(name, (*names, *self.absent))
         return f"there is no {self.kind} {name!r}{near}; there are: {', '.join(names)}"
 

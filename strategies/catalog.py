@@ -4,41 +4,30 @@ from __future__ import annotations
 
 from results.groups import GroupLayout
 from results.registry import Registry
-from strategies.auto import Auto
 from strategies.collectives.catalog import COLLECTIVES
 from strategies.compression.catalog import COMPRESSIONS
-from strategies.ddp.facts import Ddp
-from strategies.deepspeed.facts import DeepSpeed
 from strategies.facts import StrategyFacts
-from strategies.fsdp.facts import Fsdp, Hsdp, Manual
-from strategies.local_sgd.facts import LocalSgd
 from strategies.optimizers import OPTIMIZERS
-from strategies.pipeline.facts import Pipeline
-from strategies.scratch_ddp.facts import ScratchDdp
-from strategies.scratch_fsdp.facts import ScratchFsdp
-from strategies.single import Single
-from strategies.tensor_parallel.facts import TensorParallel
-from strategies.zero1.facts import Zero1
 
 __all__ = ["COLLECTIVES", "COMPRESSIONS", "OPTIMIZERS", "STRATEGIES", "group_layout"]
 
 STRATEGIES: Registry[StrategyFacts] = Registry(
     "strategy",
-    (
-        Single,
-        Ddp,
-        ScratchDdp,
-        LocalSgd,
-        Fsdp,
-        Zero1,
-        ScratchFsdp,
-        Hsdp,
-        Manual,
-        Pipeline,
-        TensorParallel,
-        DeepSpeed,
-        Auto,
-    ),
+    {
+        "single": "strategies.single:Single",
+        "ddp": "strategies.ddp.facts:Ddp",
+        "scratch-ddp": "strategies.scratch_ddp.facts:ScratchDdp",
+        "local-sgd": "strategies.local_sgd.facts:LocalSgd",
+        **dict.fromkeys(("fsdp", "zero2", "zero3"), "strategies.fsdp.facts:Fsdp"),
+        "zero1": "strategies.zero1.facts:Zero1",
+        "scratch-fsdp": "strategies.scratch_fsdp.facts:ScratchFsdp",
+        "hsdp": "strategies.fsdp.facts:Hsdp",
+        "manual": "strategies.fsdp.facts:Manual",
+        "pipeline": "strategies.pipeline.facts:Pipeline",
+        "tp": "strategies.tensor_parallel.facts:TensorParallel",
+        "deepspeed": "strategies.deepspeed.facts:DeepSpeed",
+        "auto": "strategies.auto:Auto",
+    },
     base=StrategyFacts,
     packaged={"horovod": "pip install ./docs/examples/horovod"},
 )

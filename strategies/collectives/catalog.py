@@ -6,11 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from results.registry import Registry, load
-from strategies.collectives.default import Default
 from strategies.collectives.facts import CollectiveFacts
-from strategies.collectives.hierarchical import Hierarchical
-from strategies.collectives.ring import RingFacts
-from strategies.collectives.tree import TreeFacts
 
 if TYPE_CHECKING:
     from results.spec import Spec
@@ -19,7 +15,12 @@ if TYPE_CHECKING:
 
 COLLECTIVES: Registry[CollectiveFacts] = Registry(
     "collective",
-    (Default, RingFacts, TreeFacts, Hierarchical),
+    {
+        "default": "strategies.collectives.default:Default",
+        "ring": "strategies.collectives.ring:RingFacts",
+        "tree": "strategies.collectives.tree:TreeFacts",
+        "hierarchical": "strategies.collectives.hierarchical:Hierarchical",
+    },
     base=CollectiveFacts,
 )
 

@@ -5,33 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from results.registry import Registry, load
-from strategies.compression.casts import Bf16Facts, Fp16Facts
-from strategies.compression.dgc import DgcFacts
 from strategies.compression.facts import CompressorFacts
-from strategies.compression.int8 import Int8Facts
-from strategies.compression.none import Uncompressed
-from strategies.compression.powersgd.facts import PowerSGDFacts, TorchPowerSGDFacts
-from strategies.compression.randomk import RandomKFacts
-from strategies.compression.signsgd import ScaledSignFacts
-from strategies.compression.topk import TopKFacts
 
 if TYPE_CHECKING:
     from strategies.compression.base import Compressor
 
 COMPRESSIONS: Registry[CompressorFacts] = Registry(
     "compression",
-    (
-        Uncompressed,
-        Fp16Facts,
-        Bf16Facts,
-        TopKFacts,
-        RandomKFacts,
-        PowerSGDFacts,
-        TorchPowerSGDFacts,
-        Int8Facts,
-        ScaledSignFacts,
-        DgcFacts,
-    ),
+    {
+        "none": "strategies.compression.none:Uncompressed",
+        "fp16": "strategies.compression.casts:Fp16Facts",
+        "bf16": "strategies.compression.casts:Bf16Facts",
+        "topk": "strategies.compression.topk:TopKFacts",
+        "randomk": "strategies.compression.randomk:RandomKFacts",
+        "powersgd": "strategies.compression.powersgd.facts:PowerSGDFacts",
+        "torch-powersgd": "strategies.compression.powersgd.facts:TorchPowerSGDFacts",
+        "int8": "strategies.compression.int8:Int8Facts",
+        "signsgd": "strategies.compression.signsgd:ScaledSignFacts",
+        "dgc": "strategies.compression.dgc:DgcFacts",
+    },
     base=CompressorFacts,
 )
 

@@ -123,7 +123,7 @@ LINE = Member(name="line", help="one layer", shape=LineShape(), batch=4, optimiz
 def own_catalog(monkeypatch) -> None:
     """Forget what a test registers."""
     monkeypatch.setattr(catalog, "MEMBERS", dict(MEMBERS))
-    monkeypatch.setattr(WORKLOADS, "entries", dict(WORKLOADS.entries))
+    monkeypatch.setattr(WORKLOADS, "_entries", dict(WORKLOADS.entries))
 
 
 @pytest.mark.usefixtures("own_catalog")
