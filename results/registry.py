@@ -58,8 +58,8 @@ class Registry(Catalog, Generic[F]):
         base: type[F] | None = None,
         packaged: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`known`: classes, or their places by name and alias, which are imported when they are asked for. Other
-        packages add classes derived from `base`. `packaged` as of `Catalog`."""
+        """`known`: classes, or their places by name and alias, which are imported when they are asked for.
+        Other packages add classes derived from `base`. `packaged` as of `Catalog`."""
         super().__init__(kind, [], packaged=packaged)
         self._base = base or CatalogFacts
         self._known: dict[str, type[F] | str] = dict(known) if isinstance(known, Mapping) else {}
