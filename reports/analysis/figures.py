@@ -135,7 +135,7 @@ class CellFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfCell:
-    """What is found of a cell, with its figures."""
+    """The base class of what is derived from the figures of a cell."""
 
     figures: CellFigures
 
