@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 from reports import text
@@ -45,9 +44,18 @@ def whole(items: int | None) -> Field:
     return shown(items, "{:,}".format)
 
 
-duration = partial(shown, form=text.duration, unit="ns")
-size = partial(shown, form=text.size, unit="bytes")
-percent = partial(shown, form=text.percent, unit="ratio")
+
+def duration(ns: float | None) -> Field:
+    return shown(ns, text.duration, "ns")
+
+
+def size(size_bytes: float | None) -> Field:
+    return shown(size_bytes, text.size, "bytes")
+
+
+def percent(share: float | None) -> Field:
+    """Show a share of one as a percentage."""
+    return shown(share, text.percent, "ratio")
 
 
 def number(value: float | None, *, digits: int = text.DIGITS) -> Field:

@@ -202,9 +202,9 @@ def _uneven_sequence(
         return None
     if known.unit != "tokens":
         return f"{cell.workload} has no sequence of tokens, which {cell.strategy} splits"
-    chunks = groups.context * (1 if attention == "ulysses" else 2)
-    if known.units_per_sample % chunks:
-        return f"{known.units_per_sample} tokens of {cell.workload} do not divide into {chunks} chunks"
+    pieces = groups.context * (1 if attention == "ulysses" else 2)
+    if known.units_per_sample % pieces:
+        return f"{known.units_per_sample} tokens of {cell.workload} do not divide into {pieces} chunks"
     if attention == "ulysses" and not isinstance(known.heads, Unknown) and known.heads:
         ranks = groups.tensor * groups.context
         if known.heads[0] % ranks:

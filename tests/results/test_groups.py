@@ -40,7 +40,7 @@ def test_groups_of_two_dimensions_span_both() -> None:
 def test_places_and_replicas_of_a_grid_by_hand() -> None:
     # Two stages, two copies, three shards: rank 10 = (1 x 2 + 1) x 3 + 1.
     layout = GroupLayout(pipeline=2, replicate=2, shard=3)
-    assert layout.place(10) == {"pipeline": 1, "replicate": 1, "shard": 1, "tensor": 0}
+    assert layout.place(10) == {"pipeline": 1, "replicate": 1, "shard": 1, "context": 0, "tensor": 0}
     assert [layout.replica(rank) for rank in range(12)] == [0, 1, 2, 3, 4, 5] * 2
     assert (layout.ranks, layout.replicas, layout.model_parallel) == (12, 6, 2)
 

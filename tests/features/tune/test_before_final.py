@@ -128,7 +128,7 @@ def test_the_rungs_of_a_job_share_its_ports(monkeypatch) -> None:
 @pytest.mark.needs("slurm")
 def test_a_job_whose_nodes_have_another_device_than_before_is_refused(monkeypatch) -> None:
     tune, before = in_a_job(monkeypatch), SimpleNamespace(device_name="another device")
-    monkeypatch.setattr(Study, "outcomes", lambda _: [SimpleNamespace(environment=before)])
+    monkeypatch.setattr(Study, "results", lambda *_, **__: [SimpleNamespace(environment=before)])
     with pytest.raises(UsageError, match="another device"):
         tune._require_one_device()
 
