@@ -44,7 +44,6 @@ def whole(items: int | None) -> Field:
     return shown(items, "{:,}".format)
 
 
-
 def duration(ns: float | None) -> Field:
     return shown(ns, text.duration, "ns")
 
