@@ -54,7 +54,7 @@ class GroupLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shard_ranks(self) -> int:
-        """Ranks that own a shard of the same parameters: those of one sequence share them too."""
+        """Ranks among which the same parameters are sharded; ranks of one sequence are among them."""
         return self.shard * self.context
 
     def place(self, rank: int) -> dict[Dimension, int]:

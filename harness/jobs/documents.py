@@ -133,7 +133,7 @@ class JobMaker:
 
     @cached_property
     def _numbers(self) -> Iterator[int]:
-        """The numbers after those of the jobs on record when the first job is made."""
+        """Numbers that follow the jobs which are on record when the first job is made."""
         return itertools.count(1 + len(list(self.root.glob("jobs/*"))))
 
     def _job(self, kind: str, **facts: Any) -> Job:

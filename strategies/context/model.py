@@ -113,7 +113,7 @@ class ContextSplit:
         self._attended = True
         options = dict(zip(_OPTIONS, others, strict=False)) | named
         if options.pop("attn_mask", None) is not None:
-            _refuse(name, "gives attention a mask of its own, which holds for one rank's tokens")
+            _refuse(name, "gives attention an explicit mask, which holds for one rank's tokens")
         if dropout := options.get("dropout_p", 0.0):
             _refuse(name, f"has dropout in attention ({dropout:g}), which ranks would draw apart")
         if not self._ulysses:

@@ -108,7 +108,7 @@ def refused(group: ExchangeGroup, attend: Callable[[Tensor], Tensor]) -> str:
 @pytest.mark.parametrize(
     ("attend", "words"),
     [
-        (masked, "a mask of its own"),
+        (masked, "an explicit mask"),
         (dropped, "dropout in attention"),
         (three_heads, "3 heads a rank"),
         (torch.relu, "does not call scaled_dot_product_attention"),
