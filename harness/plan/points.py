@@ -18,6 +18,7 @@ from results.groups import GroupLayout
 from results.parts import Unknown
 from results.plan import Pattern, Plan, Point, Request, Rule, SeriesId, placement_of
 from strategies.catalog import COLLECTIVES, STRATEGIES
+from strategies.context.facts import uneven
 from workloads.catalog import MEMBERS, WORKLOADS, facts
 from workloads.shape import WorkloadFacts
 
@@ -183,7 +184,7 @@ def unsplittable(cell: Cell) -> str | None:
     if not isinstance(least, Unknown) and cell.micro_batch // strategy.microbatches < least:
         return f"BatchNorm of {cell.workload} needs at least {least} samples in a microbatch"
     groups = strategy.groups(cell.gpus, cell.node_size)
-    if groups.context > 1 and (reason := _uneven_sequence(cell, known, strategy.attention, groups)):
+    if reason := _uneven_sequence(cell, known, strategy.attention, groups):
         return reason
     if groups.tensor > 1 and not isinstance(known.heads, Unknown):
         if not known.heads:
@@ -197,30 +198,23 @@ def unsplittable(cell: Cell) -> str | None:
 def _uneven_sequence(
     cell: Cell, known: WorkloadFacts, attention: str | None, groups: GroupLayout
 ) -> str | None:
-    """Why the tokens of a sample, or the heads that exchange them, do not divide among ranks."""
-    if isinstance(known.unit, Unknown) or isinstance(known.units_per_sample, Unknown):
+    """Why the sequences of a workload cannot be split over ranks; None if they can, or if it is not known."""
+    if attention is None or isinstance(known.unit, Unknown) or isinstance(known.units_per_sample, Unknown):
         return None
     if known.unit != "tokens":
         return f"{cell.workload} has no sequence of tokens, which {cell.strategy} splits"
-    pieces = groups.context * (1 if attention == "ulysses" else 2)
-    if known.units_per_sample % pieces:
-        return f"{known.units_per_sample} tokens of {cell.workload} do not divide into {pieces} chunks"
-    if attention == "ulysses" and not isinstance(known.heads, Unknown) and known.heads:
-        ranks = groups.tensor * groups.context
-        if known.heads[0] % ranks:
-            return (
-                f"{known.heads[0]} attention heads of {cell.workload} do not divide by {ranks} ranks: use "
-                f"attention=gathered"
-            )
-    return None
+    heads = None if isinstance(known.heads, Unknown) or not known.heads else known.heads[0]
+    reason = uneven(attention, groups, known.units_per_sample, heads)
+    return None if reason is None else f"{cell.workload} does not fit {cell.strategy}: {reason}"
 
 
 def unchecked(cell: Cell) -> str | None:
     """Say which split of a cell planning cannot check, and why; None if it checks everything."""
     strategy, known = STRATEGIES.facts(cell.strategy), facts(WORKLOADS.parse(cell.workload))
-    tensor = strategy.groups(cell.gpus, cell.node_size).tensor
+    groups = strategy.groups(cell.gpus, cell.node_size)
+    splits = groups.tensor * groups.context > 1
     asked = known.blocks if strategy.by_blocks else known.heads
-    if not isinstance(asked, Unknown) or not (strategy.by_blocks or tensor > 1):
+    if not isinstance(asked, Unknown) or not (strategy.by_blocks or splits):
         return None
     return f"whether {cell.strategy} can split {cell.workload} is {asked}; its ranks find out"
 

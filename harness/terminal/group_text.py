@@ -19,7 +19,7 @@ _NOUNS: dict[Dimension, str] = {
     "pipeline": "stage",
     "replicate": "replica",
     "shard": "shard",
-    "context": "part of a sequence",
+    "context": "sequence part",
     "tensor": "tensor part",
 }
 _DEEDS: dict[Dimension, str] = {
@@ -63,13 +63,13 @@ def description(groups: GroupLayout) -> str:
 
 def drawing(groups: GroupLayout) -> list[str]:
     """A grid of ranks: rows are stages or nodes, columns are data-parallel places, and ranks in brackets
-    compute each layer together."""
+    compute each sequence and each layer together."""
     rows: Dimension = "pipeline" if groups.pipeline > 1 else "replicate"
     columns: tuple[Dimension, ...] = ("shard",) if rows == "replicate" else ("replicate", "shard")
-    bands = groups.groups(*columns, "tensor")
+    bands, inner = groups.groups(*columns, "context", "tensor"), groups.context * groups.tensor
     titles = [""] if len(bands) == 1 else [f"{_noun(groups, rows)} {row}" for row in range(len(bands))]
-    table = [[title, *_places(band, groups.tensor)] for title, band in zip(titles, bands, strict=True)]
-    width = len(bands[0]) // groups.tensor
+    table = [[title, *_places(band, inner)] for title, band in zip(titles, bands, strict=True)]
+    width = len(bands[0]) // inner
     if len(table) > _MOST:
         table = [*table[:_FIRST], [_ELIDED, *[""] * (len(table[0]) - 1)], table[-1]]
     if width > 1:
@@ -78,11 +78,11 @@ def drawing(groups: GroupLayout) -> list[str]:
     return _aligned(table)
 
 
-def _places(band: Sequence[int], tensor: int) -> list[str]:
-    """The data-parallel places of a row: a rank each, or in brackets the ranks of its tensor parts."""
-    if tensor == 1:
+def _places(band: Sequence[int], inner: int) -> list[str]:
+    """The data-parallel places of a row: a rank each, or in brackets the `inner` ranks of its parts."""
+    if inner == 1:
         return [str(rank) for rank in band]
-    parts = ([str(rank) for rank in band[at : at + tensor]] for at in range(0, len(band), tensor))
+    parts = ([str(rank) for rank in band[at : at + inner]] for at in range(0, len(band), inner))
     return [f"[{' '.join(_short(part))}]" for part in parts]
 
 

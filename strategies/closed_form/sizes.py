@@ -32,9 +32,17 @@ class Sizes:
     """The sizes from which every strategy composes its moments."""
 
     def __init__(
-        self, cell: Cell, parts: ModelParts, groups: GroupLayout, checkpointed: Callable[[int], bool]
+        self,
+        cell: Cell,
+        parts: ModelParts,
+        groups: GroupLayout,
+        checkpointed: Callable[[int], bool],
+        *,
+        gathers_keys: bool = False,
     ) -> None:
-        """`checkpointed` returns whether the strategy itself recomputes a block, given by its index."""
+        """`checkpointed` returns whether the strategy itself recomputes a block, given by its index;
+        `gathers_keys`: attention keeps the keys and values of the ranks of a sequence."""
+        self.gathers_keys = gathers_keys
         self.cell, self.parts, self.groups = cell, parts, groups
         self._checkpointed = checkpointed
         self._optimizer = OPTIMIZERS.facts(cell.optimizer)
@@ -128,7 +136,11 @@ class Activations:
         model = sizes.parts
         blocks = [model.blocks[index] for index in stage.blocks]
         modes = [sizes.checkpointing(index) for index in stage.blocks]
-        whole = [self._whole(block) for block in blocks]
+        others = self._context - 1 if sizes.gathers_keys else 0
+        whole = [
+            self._whole(block) + 2 * others * samples * block.input // self._context // self._tensor
+            for block in blocks
+        ]
         kept = [
             self._kept(block, mode) if mode else all_of_it
             for block, mode, all_of_it in zip(blocks, modes, whole, strict=True)

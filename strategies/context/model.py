@@ -16,11 +16,13 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right
 from torch.overrides import TorchFunctionMode
 
 from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies.collectives.link import Link
+from strategies.context.facts import ULYSSES, pieces
 from strategies.training.checkpointing import wrap_forward
 from strategies.training.layouts import layout_module
 from strategies.training.loss import Batch, Loss
@@ -40,13 +42,14 @@ class ContextSplit:
 
         Raises UsageError for a model that does not take the positions of its tokens.
         """
-        self._link, self._ulysses = link, attention == "ulysses"
-        self._pieces = link.size if self._ulysses else 2 * link.size
+        self._link, self._ulysses = link, attention == ULYSSES
+        self._pieces = pieces(attention, link.size)
         self._chunks = [link.rank] if self._ulysses else [link.rank, self._pieces - 1 - link.rank]
         """This rank's chunks of the pieces of a sequence."""
-        self._attended = False
+        self._splits = self._attended = self._checked = False
         names = list(inspect.signature(module.forward).parameters)
-        self._first, self._takes = names[:1], next((name for name in _POSITIONS if name in names), "")
+        self._takes = next((name for name in _POSITIONS if name in names), "")
+        self._names = [name for name in names if name != self._takes]
         if not self._takes:
             raise UsageError(
                 f"context parallelism gives the model the positions of its tokens, and forward of "
@@ -59,9 +62,28 @@ class ContextSplit:
     def part(self, batch: Batch, loss: Loss) -> Batch:
         """Return this rank's tokens of a batch (inputs, targets), with their positions among the inputs.
 
-        Raises UsageError for a batch of another form, for a length that does not divide, and for targets that
-        a loss ignores.
+        Until `end` the model computes parts of sequences; otherwise it computes whole ones, as each rank does
+        alone for a validation. Raises UsageError for a batch of another form, for a length that does not
+        divide, and for targets that a loss ignores.
         """
+        inputs, targets = self._split_targets(batch, loss)
+        length = targets.shape[1]
+        own = torch.arange(length, device=targets.device).view(self._pieces, -1)[self._chunks].flatten()
+
+        def cut(value: Any) -> Any:
+            whole = isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == length
+            return value.index_select(1, own) if whole else value
+
+        positions = own if self._takes == "positions" else own[None]
+        self._splits = True
+        return self._named(inputs, cut) | {self._takes: positions}, cut(targets)
+
+    def end(self) -> None:
+        """Let the model compute whole sequences again."""
+        self._splits = False
+
+    def _split_targets(self, batch: Batch, loss: Loss) -> tuple[Any, Tensor]:
+        """Return inputs and targets. Raises UsageError for targets whose tokens cannot be split."""
         if not callable(loss) or not isinstance(batch, tuple | list) or len(batch) != 2:
             raise UsageError(
                 f"context parallelism splits batches of (inputs, targets) for a loss(outputs, targets), "
@@ -70,35 +92,38 @@ class ContextSplit:
         inputs, targets = batch
         if not isinstance(targets, Tensor) or targets.dim() < 2:
             raise UsageError(f"context parallelism splits targets (samples, tokens, ...): {_OTHERWISE}")
-        length = targets.shape[1]
-        if length % self._pieces:
+        if targets.shape[1] % self._pieces:
             raise UsageError(
-                f"{length} tokens of a sample do not divide into {self._pieces} chunks: {_OTHERWISE}"
+                f"{targets.shape[1]} tokens of a sample do not divide into {self._pieces} chunks: "
+                f"{_OTHERWISE}"
             )
-        if not targets.is_floating_point() and bool((targets < 0).any()):
+        if self._ignores(targets):
             raise UsageError(
                 f"context parallelism averages over equally many tokens of each rank, and these targets have "
                 f"some that a loss ignores (less than 0): leave padding out, or {_OTHERWISE}"
             )
-        own = torch.arange(length, device=targets.device).view(self._pieces, -1)[self._chunks].flatten()
+        return inputs, targets
 
-        def cut(value: Any) -> Any:
-            whole = isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == length
-            return value.index_select(1, own) if whole else value
-
-        positions = own if self._takes == "positions" else own[None]
-        return self._named(inputs, cut) | {self._takes: positions}, cut(targets)
+    def _ignores(self, targets: Tensor) -> bool:
+        """Return whether a loss ignores some targets. On a GPU only the first batch is looked at, because the
+        host would wait for the device."""
+        looked_at = targets.device.type == "cpu" or not self._checked
+        self._checked = True
+        return looked_at and not targets.is_floating_point() and bool((targets < 0).any())
 
     def _named(self, inputs: Any, cut: Callable[[Any], Any]) -> dict[str, Any]:
         """Return the inputs by the names of the arguments of forward, cut to this rank's tokens."""
         if isinstance(inputs, Mapping):
             return {name: cut(value) for name, value in inputs.items()}
-        if not isinstance(inputs, tuple | list):
-            return dict(zip(self._first, [cut(inputs)], strict=True))
-        return dict(zip(self._first, map(cut, inputs), strict=False))
+        given = inputs if isinstance(inputs, tuple | list) else [inputs]
+        if len(given) > len(self._names):
+            raise UsageError(f"the batch has {len(given)} inputs, and forward takes {', '.join(self._names)}")
+        return dict(zip(self._names, map(cut, given), strict=False))
 
     def _forward(self, name: str, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
         """Call what a block computes with attention over all tokens."""
+        if not self._splits:
+            return forward(*inputs, **named)
         self._attended = False
         with _Attention(partial(self._attend, name)):
             result = forward(*inputs, **named)
@@ -135,18 +160,20 @@ class ContextSplit:
         size, results = query.shape[2] // 2, []
         for place, chunk in zip(self._chunks, query.chunk(2, dim=2), strict=True):
             until = (place + 1) * size
-            mask = torch.ones(size, until, dtype=torch.bool, device=query.device).tril(place * size)
             keys, values = key[:, :, :until], value[:, :, :until]
+            # No mask of all pairs of tokens is stored where a kernel knows this one.
+            mask: Any = causal_lower_right(size, until)
             results.append(F.scaled_dot_product_attention(chunk, keys, values, attn_mask=mask, **options))
         return torch.cat(results, dim=2)
 
 
 def _copies(of_keys: int, of_queries: int, ranks: int) -> int:
-    """Return how often heads of keys are repeated so that `ranks` divide them, or 1: grouped queries."""
+    """Return how often the heads of keys are repeated so that `ranks` divide them (grouped queries)."""
     if of_keys % ranks == 0:
         return 1
     groups = of_queries // of_keys
-    return next(n for n in range(2, groups + 1) if groups % n == 0 and of_keys * n % ranks == 0)
+    fitting = (n for n in range(2, groups + 1) if groups % n == 0 and of_keys * n % ranks == 0)
+    return next(fitting, 1)
 
 
 def _refuse(name: str, why: str) -> NoReturn:
@@ -167,10 +194,6 @@ class _Attention(TorchFunctionMode):
         self, function: Any, types: Any, arguments: tuple[Any, ...] = (), named: dict[str, Any] | None = None
     ) -> Any:
         called = self._attend if function is F.scaled_dot_product_attention else function
-        if function is F.multi_head_attention_forward:
-            # Its attention is in a call inside of it.
-            with self:
-                return function(*arguments, **(named or {}))
         return called(*arguments, **(named or {}))
 
 

@@ -23,8 +23,8 @@ from strategies.closed_form.terms import (
     sums_of_units,
     term_of,
 )
+from strategies.context.facts import GATHERED, ULYSSES, attention_messages
 from strategies.context.facts import OPTIONS as CONTEXT
-from strategies.context.facts import attention_messages
 from strategies.facts import AutoPoint, Proposal, quotient
 from strategies.fsdp.block_choices import BlockChoice, canonical, read_choices
 from strategies.sharding import OFFLOAD, PARAMS, ShardingFacts
@@ -83,6 +83,10 @@ class Fsdp2Facts(ShardingFacts):
         shard = quotient(self.spec.text, ranks, tensor * context)
         return GroupLayout(shard=shard, context=context, tensor=tensor)
 
+    def sizes(self, cell: Cell, parts: ModelParts) -> Sizes:
+        groups, gathers = self.groups(cell.gpus, cell.node_size), self.attention == GATHERED
+        return Sizes(cell, parts, groups, self.checkpoints, gathers_keys=gathers)
+
     @property
     def attention(self) -> str | None:
         return self.spec.word("attention") if self.spec.integer("cp") > 1 else None
@@ -93,7 +97,7 @@ class Fsdp2Facts(ShardingFacts):
         return None
 
     def refusal(self, cell: Cell) -> str | None:
-        if self.attention is None and self.spec.word("attention") != "ulysses":
+        if self.attention is None and self.spec.word("attention") != ULYSSES:
             return f"{self.spec.text} splits no sequence: add cp=2, or leave attention out"
         if cell.compile and self.spec.integer("tp") * self.spec.integer("cp") > 1:
             return (
@@ -139,7 +143,7 @@ class Fsdp2Facts(ShardingFacts):
         if groups.tensor > 1:
             yield activation_sums(cell, parts, groups)
         if self.attention is not None:
-            yield from attention_messages(cell, parts, groups, self.attention)
+            yield from attention_messages(cell, parts, groups, self.attention, self.checkpoints)
 
     def _gatherings(self, cell: Cell, parts: ModelParts, shards: int, padded: Callable[[Part], int]) -> Term:
         """Return the gatherings of a micro-batch: a block that was freed is gathered again for backward."""

@@ -173,6 +173,8 @@ class FsdpModel(ParallelModel):
             if now:
                 self._unlike.refuse(self._named)
         finally:
+            if self._context is not None:
+                self._context.end()
             if now:
                 self._unlike.end()
 

@@ -45,6 +45,15 @@ def by_hand(text: str) -> list[str]:
             """,
         ),
         (
+            GroupLayout(shard=2, context=2, tensor=2),
+            "2 shards x 2 sequence parts x 2 tensor parts: 0 and 4 hold a shard each, "
+            "0 and 2 compute each sequence together, 0 and 1 compute each layer together",
+            """
+              shard 0    shard 1
+            [0 1 2 3]  [4 5 6 7]
+            """,
+        ),
+        (
             GroupLayout(tensor=4),
             "4 tensor parts: 0, 1, 2 and 3 compute each layer together",
             """

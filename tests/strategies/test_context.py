@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.worker.exchange.group import ExchangeGroup
+from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from results.errors import UsageError
 from results.layout import ModelLayout
+from strategies import Trainer, TrainSettings, evaluate
 from strategies.collectives.link import Link
 from strategies.context.model import ContextSplit
+from workloads.build import build_workload
 
 SAMPLES, TOKENS, SIZE = 2, 16, 8
 
@@ -96,12 +98,18 @@ def three_heads(x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(x, x, x)
 
 
+def several_heads_at_once(x: Tensor) -> Tensor:
+    result: Tensor = nn.MultiheadAttention(8, 2)(x[0], x[0], x[0], need_weights=False)[0]
+    return result
+
+
 def refused(group: ExchangeGroup, attend: Callable[[Tensor], Tensor]) -> str:
     module = Plain()
     module.forward = lambda x, positions: attend(x)  # type: ignore[method-assign]
-    ContextSplit(module, ModelLayout(), Link(group), "ulysses")
+    split = ContextSplit(module, ModelLayout(), Link(group), "ulysses")
+    split.part((INPUTS, INPUTS), F.mse_loss)
     with pytest.raises(UsageError) as error:
-        module(torch.zeros(1, 4, 8, 2), positions=torch.arange(8))
+        module(torch.zeros(1, 4, 8, 8), positions=torch.arange(8))
     return str(error.value)
 
 
@@ -111,7 +119,7 @@ def refused(group: ExchangeGroup, attend: Callable[[Tensor], Tensor]) -> str:
         (masked, "an explicit mask"),
         (dropped, "dropout in attention"),
         (three_heads, "3 heads a rank"),
-        (torch.relu, "does not call scaled_dot_product_attention"),
+        (several_heads_at_once, "does not call scaled_dot_product_attention"),
     ],
 )
 def test_attention_that_cannot_be_split_is_refused_by_name(threads, attend, words) -> None:
@@ -139,6 +147,48 @@ INPUTS = torch.zeros(2, 8)
 )
 def test_a_batch_that_cannot_be_split_is_refused(threads, batch, loss, words) -> None:
     assert all(words in error for error in threads(2, refused_batch, batch, loss))
+
+
+class Pair(nn.Module):
+    def forward(self, first: Tensor, second: Tensor, position_ids: Tensor) -> Tensor:
+        return first
+
+
+def named_inputs(group: ExchangeGroup) -> dict[str, Tensor]:
+    split = ContextSplit(Pair(), ModelLayout(), Link(group), "gathered")
+    inputs: dict[str, Tensor] = split.part(((DRAWN_TOKENS, 2 * DRAWN_TOKENS), DRAWN_TOKENS), F.mse_loss)[0]
+    return inputs
+
+
+DRAWN_TOKENS = torch.arange(16.0).view(2, 8)
+
+
+def test_all_inputs_are_cut_and_given_by_name(threads) -> None:
+    for rank, own in ((0, [0, 1, 6, 7]), (1, [2, 3, 4, 5])):
+        found = threads(2, named_inputs)[rank]
+        assert found["position_ids"].tolist() == [own]
+        assert torch.equal(found["first"], DRAWN_TOKENS[:, own])
+        assert torch.equal(found["second"], 2 * DRAWN_TOKENS[:, own])
+
+
+def evaluated(rank: int, strategy: str) -> dict[str, float]:
+    """On a rank: figures of a validation after a step, of a batch that all ranks of a replica get."""
+    torch.manual_seed(0)
+    workload = build_workload("llama-nano:seq=16")
+    group = None if strategy == "single" else open_exchange()
+    settings = TrainSettings(strategy=strategy)
+    device = torch.device("cpu")
+    trainer = Trainer(
+        workload.module, workload.loss, device=device, settings=settings, layout=workload.layout, group=group
+    )
+    batch = workload.synthetic(torch.Generator().manual_seed(1), 2)
+    trainer.step(iter([batch]))
+    return evaluate(trainer, [batch])
+
+
+def test_a_validation_sees_whole_sequences(ranks) -> None:
+    expected = pytest.approx(evaluated(0, "single"), rel=1e-5)
+    assert all(found == expected for found in ranks(2, evaluated, "fsdp:cp=2"))
 
 
 def test_a_model_that_takes_no_positions_is_refused(threads) -> None:

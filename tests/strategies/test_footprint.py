@@ -188,6 +188,14 @@ def test_fsdp_by_hand() -> None:
     assert halved.gathered == (around + block) // 2
 
 
+def test_parts_of_sequences_by_hand() -> None:
+    """Two samples of which a rank has half of the tokens are as one, with the angles of a block kept once.
+    Gathered keys and values of a block are the other half of two inputs of 400 bytes, for two samples."""
+    halved = 40 + 4 * (1600 + 100) + 2000 + 2 * 1600
+    assert total("fsdp", 4) - total("fsdp:cp=2", 4) == BEGIN - halved
+    assert total("fsdp:attention=gathered:cp=2", 4) - total("fsdp:cp=2", 4) == 4 * 2 * 400
+
+
 def test_copies_of_gradients_on_their_way_by_hand() -> None:
     """Without activations fsdp has most when a block is averaged: shards with gradients, what is around the
     blocks, the block and its gradients, and two copies of these. Ours has two blocks, four copies, on CPU."""

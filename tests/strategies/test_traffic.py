@@ -219,6 +219,10 @@ COUNTED: list[Any] = [
     (2, "pipeline:1f1b", "gpt", {"accumulation": 2}),
     pytest.param(2, "pipeline:gpipe", "llama", {}, marks=pytest.mark.slow),
     pytest.param(4, "fsdp:tp=2", "llama", {"accumulation": 2}, marks=pytest.mark.slow),
+    (2, "fsdp:cp=2", "llama", {"accumulation": 2}),
+    (2, "fsdp:attention=gathered:cp=2", "gpt", {"activation_checkpointing": True}),
+    (2, "manual:keep*3+reshard.checkpoint:cp=2", "gpt", {}),
+    pytest.param(4, "fsdp:cp=2:tp=2", "llama", {}, marks=pytest.mark.slow),
     (4, "hsdp", "llama", {"node_size": 2, "accumulation": 2}),
     pytest.param(4, "pipeline:1f1b:dp=2", "gpt", {}, marks=pytest.mark.slow),
     # Of a tied model no rank sends both activations each way and the shared gradient.

@@ -8,6 +8,7 @@ import pytest
 import torch
 from planting import Fields, Planted, wrapped
 from torch import Tensor
+from torch.nn.attention.bias import causal_upper_left
 
 from strategies.context import model
 from strategies.context.model import ContextSplit
@@ -41,10 +42,7 @@ def _gradients_of_keys_not_added(rank: int, size: int) -> Planted:
 
 
 def _mask_off_by_a_chunk(rank: int, size: int) -> Planted:
-    def wrong(original: Any, mask: Tensor, diagonal: int = 0) -> Tensor:
-        return original(mask, diagonal + mask.shape[0])
-
-    return wrapped(Tensor, "tril", wrong)
+    return wrapped(model, "causal_lower_right", lambda original, *sizes: causal_upper_left(*sizes))
 
 
 def _in_the_part(change: Any) -> Planted:
