@@ -46,6 +46,8 @@ class ContextSplit:
         self._pieces = pieces(attention, link.size)
         self._chunks = [link.rank] if self._ulysses else [link.rank, self._pieces - 1 - link.rank]
         """This rank's chunks of the pieces of a sequence."""
+        self._causal: dict[tuple[int, int], Any] = {}
+        """The mask of a causal chunk, by the number of its queries and of the keys that they see."""
         self._splits = self._attended = self._checked = False
         names = list(inspect.signature(module.forward).parameters)
         self._takes = next((name for name in _POSITIONS if name in names), "")
@@ -75,6 +77,11 @@ class ContextSplit:
             return value.index_select(1, own) if whole else value
 
         positions = own if self._takes == "positions" else own[None]
+        size = length // self._pieces
+        for place in () if self._ulysses else self._chunks:
+            # No mask of all pairs of tokens is stored where a kernel knows these. Within selective
+            # checkpointing torch cannot make them.
+            self._causal[size, (place + 1) * size] = causal_lower_right(size, (place + 1) * size)
         self._splits = True
         return self._named(inputs, cut) | {self._takes: positions}, cut(targets)
 
@@ -142,7 +149,7 @@ class ContextSplit:
         if dropout := options.get("dropout_p", 0.0):
             _refuse(name, f"has dropout in attention ({dropout:g}), which ranks would draw apart")
         if not self._ulysses:
-            return self._by_all_keys(query, key, value, options)
+            return self._by_all_keys(name, query, key, value, options)
         if query.shape[1] % self._link.size:
             _refuse(name, f"has {query.shape[1]} heads a rank, which {self._link.size} ranks do not divide")
         copies = _copies(key.shape[1], query.shape[1], self._link.size)
@@ -153,16 +160,19 @@ class ContextSplit:
         result: Tensor = _HeadsToTokens.apply(mixed, self._link)  # type: ignore[no-untyped-call]
         return result
 
-    def _by_all_keys(self, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
+    def _by_all_keys(
+        self, name: str, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
+    ) -> Tensor:
         key, value = (_AllTokens.apply(each, self._link) for each in (key, value))  # type: ignore[no-untyped-call]
         if not options.pop("is_causal", False):
             return F.scaled_dot_product_attention(query, key, value, **options)
         size, results = query.shape[2] // 2, []
+        if (size, (self._chunks[0] + 1) * size) not in self._causal:
+            _refuse(name, f"has {query.shape[2]} queries a rank, which are not its tokens")
         for place, chunk in zip(self._chunks, query.chunk(2, dim=2), strict=True):
             until = (place + 1) * size
             keys, values = key[:, :, :until], value[:, :, :until]
-            # No mask of all pairs of tokens is stored where a kernel knows this one.
-            mask: Any = causal_lower_right(size, until)
+            mask = self._causal[size, until]
             results.append(F.scaled_dot_product_attention(chunk, keys, values, attn_mask=mask, **options))
         return torch.cat(results, dim=2)
 

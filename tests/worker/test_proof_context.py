@@ -92,7 +92,7 @@ def test_a_sequence_that_is_split_wrongly_is_caught(proofs, mutation, fields) ->
 
 
 @pytest.mark.parametrize(
-    "fields", [ULYSSES | {"clip_norm": 0.05}, GATHERED | {"activation_checkpointing": True}]
+    "fields", [ULYSSES | {"clip_norm": 0.05}, GATHERED | {"activation_checkpointing": "selective"}]
 )
 def test_a_sequence_that_is_split_rightly_is_proven(proofs, fields) -> None:
     assert all(found["passed"] for found in proofs(2, fields))
