@@ -64,8 +64,8 @@ class ContextSplit:
     def part(self, batch: Batch, loss: Loss) -> Batch:
         """Return this rank's tokens of a batch (inputs, targets), with their positions among the inputs.
 
-        Until `end` the model computes parts of sequences; otherwise it computes whole ones, as each rank does
-        alone for a validation. Raises UsageError for a batch of another form, for a length that does not
+        The model computes parts of sequences until `end` is called. Before and after, for example in a
+        validation, each rank computes the sequences that it is given. Raises UsageError for a batch of another form, for a length that does not
         divide, and for targets that a loss ignores.
         """
         inputs, targets = self._split_targets(batch, loss)
