@@ -65,8 +65,10 @@ class ContextSplit:
         """Return this rank's tokens of a batch (inputs, targets), with their positions among the inputs.
 
         The model computes parts of sequences until `end` is called. Before and after, for example in a
-        validation, each rank computes the sequences that it is given. Raises UsageError for a batch of another form, for a length that does not
-        divide, and for targets that a loss ignores.
+        validation, each rank computes the sequences that it is given.
+
+        Raises UsageError for a batch of another form, for a length that does not divide, and for targets that
+        a loss ignores.
         """
         inputs, targets = self._split_targets(batch, loss)
         length = targets.shape[1]
