@@ -7,8 +7,10 @@ return a work under way, whose `wait` does the same.
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -16,6 +18,16 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp, Work
 
 from results.errors import UsageError
+
+_LINKS: WeakSet[Link] = WeakSet()
+
+
+@atexit.register
+def _release_groups() -> None:
+    """Release the groups before the interpreter ends. `destroy_process_group` joins Gloo's threads only where
+    nothing else holds the group, and a thread that then frees a tensor aborts the process."""
+    for link in _LINKS:
+        link._group = None
 
 
 class Link:
@@ -37,6 +49,7 @@ class Link:
         # torch's stubs declare a dozen overloads of each method, with C++ structs as arguments.
         self._group: Any = group
         self.rank, self.size = group.rank(), group.size()
+        _LINKS.add(self)
 
     @property
     def group(self) -> ProcessGroup:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -192,3 +194,26 @@ def in_a_part_of(rank: int, counting: bool) -> tuple[int, int, list[float]]:
 @pytest.mark.parametrize("counting", [False, True])
 def test_a_part_of_processes(ranks, counting) -> None:
     assert ranks(5, in_a_part_of, counting) == PLACES
+
+
+def test_a_program_that_holds_a_link_ends_without_threads_of_its_group() -> None:
+    program = """
+import atexit, os, pathlib
+
+def count():
+    tasks = pathlib.Path("/proc/self/task").glob("*/comm")
+    print(sum("gloo" in task.read_text() for task in tasks), flush=True)
+
+atexit.register(count)
+import torch.distributed as dist
+from strategies.collectives.link import Link
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+link = Link()
+count()
+dist.destroy_process_group()
+"""
+    threads = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    before, after = map(int, threads.split())
+    assert before > 0
+    assert after == 0
