@@ -213,7 +213,9 @@ link = Link()
 count()
 dist.destroy_process_group()
 """
-    threads = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    threads = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
     before, after = map(int, threads.split())
     assert before > 0
     assert after == 0
