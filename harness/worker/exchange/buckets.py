@@ -138,7 +138,7 @@ class BucketCounter:
         steps = (self._announced if announces else self._sums)[:-1]
         early = [sum(is_early for is_early, _ in step) for step in steps]
         left = [[share for _, share in step] for step in steps]
-        started = [len(step) for step in steps]
+        started = list(map(len, steps))
         if groups.pipeline > 1:
             reason = "a pipeline's stages have several backward passes at once"
             return Buckets(started=started), {"buckets": reason}
