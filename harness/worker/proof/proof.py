@@ -50,7 +50,6 @@ from strategies.gradient_exchange import GradientExchange
 from strategies.trainer import Trainer
 from strategies.training.observer import SilentObserver
 from strategies.training.parallel import ParallelModel
-from workloads.batch import Batch
 from workloads.catalog import WORKLOADS, facts
 from workloads.data import POOL
 from workloads.datasets.facts import DATASETS, Own
@@ -71,18 +70,6 @@ def first_steps(model: ParallelModel) -> list[bool]:
     wanted = max(STEPS, AFTER_RAMP) if not ramp else AFTER_RAMP
     local = -(-wanted // period) * period
     return [step < STEPS or step >= ramp for step in range(max(STEPS, ramp + local))]
-
-
-def take_first_steps(
-    setup: CellSetup, trainer: Trainer, batches: Iterator[Batch], beat: Beat, first: FirstStep
-) -> None:
-    """Take the steps of a proof without checks: a run that is not proven takes the same steps."""
-    for step in range(len(first_steps(trainer.model))):
-        seed_step(setup.cell.seed, step, setup.replica)
-        with first.part():
-            trainer.step(batches)
-        first.is_over()
-        beat()
 
 
 def prove(
