@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -136,7 +137,7 @@ class BucketCounter:
         if groups.tensor > 1 and not announces:
             return None, {"buckets": "tensor parallelism sums activations in the backward pass too"}
         steps = (self._announced if announces else self._sums)[:-1]
-        early = [sum(is_early for is_early, _ in step) for step in steps]
+        early = [sum(map(itemgetter(0), step)) for step in steps]
         left = [[share for _, share in step] for step in steps]
         started = list(map(len, steps))
         if groups.pipeline > 1:
