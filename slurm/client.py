@@ -77,7 +77,7 @@ class Client:
     def _sbatch(self, options: Sequence[str], script: str) -> str:
         command = ("sbatch", "--export=ALL", *options)
         done = self._runner(command, stdin=script, environment=job_environment(), timeout_s=self._timeout_s)
-        if done.exit_code == 0:
+        if done.returncode == 0:
             return done.stdout
         error = command_failure(command, done)
         if isinstance(error, NoAnswerError):
@@ -182,7 +182,7 @@ class Client:
 
     def _ask(self, *command: str) -> str:
         done = self._runner(command, stdin="", environment=client_environment(), timeout_s=self._timeout_s)
-        if done.exit_code:
+        if done.returncode:
             raise command_failure(command, done)
         return done.stdout
 

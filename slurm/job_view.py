@@ -1,11 +1,7 @@
-"""The scheduler's view of a job: the meaning of states, host lists, and lines of squeue and sacct.
+"""The scheduler's view of a job: the meaning of states, and lines of squeue and sacct.
 
 Only listed states have a meaning: a state that is not listed never counts as an end. Source: Slurm's page on
 job state codes and job_state_string() in slurm_protocol_defs.c, up to version 26.11.
-
-Host lists have Slurm's notation (`n[1-3,07-09]`). They are expanded without Slurm, by the rules of its
-hostlist.c: brackets multiply from left to right, the lower bound's leading zeros give the width, and order
-and repeats are kept. In addition, text after the last bracket is allowed.
 """
 
 from __future__ import annotations
@@ -116,8 +112,6 @@ _SQUEUE = {
     "state": "State",
     "exit": "exit_code",
     "restarts": "RestartCnt",
-    "nodes": "NodeList",
-    "start": "StartTime",
     "end": "EndTime",
     "reason": "Reason",
     "name": "Name",
@@ -126,8 +120,6 @@ _SACCT = {
     "job_id": "JobIDRaw",
     "state": "State",
     "exit": "ExitCode",
-    "nodes": "NodeList",
-    "start": "Start",
     "end": "End",
     "reason": "Reason",
     "name": "JobName",
@@ -154,13 +146,10 @@ class JobView:
     """The exit code of the script, once it has ended; 0 also if a signal ended it."""
     signal: int | None
     """The signal that ended the script; None if it ended by itself."""
-    nodes: tuple[str, ...]
     restarts: int | None
     """The number of times that it was requeued; None from sacct, which does not report it."""
-    start: str | None
-    """The time at which it started, or is expected to start: the cluster's local time, as Slurm wrote it."""
     end: str | None
-    """The time at which it ended or must end."""
+    """The time at which it ended or must end: the cluster's local time, as Slurm wrote it."""
     source: Source
 
     @property
@@ -242,9 +231,7 @@ def _view(values: Mapping[str, str], source: Source) -> JobView:
             reason=_known(values["reason"]),
             exit_code=exit_code,
             signal=number,
-            nodes=expand_hosts(_known(values["nodes"]) or ""),
             restarts=int(values["restarts"]) if "restarts" in values else None,
-            start=_known(values["start"]),
             end=_known(values["end"]),
             source=source,
         )
@@ -267,41 +254,3 @@ def _exit(text: str) -> tuple[int | None, int | None]:
     status = int(code)
     ended_by = status & 0x7F
     return (0, ended_by) if ended_by else (status >> 8, None)
-
-
-MOST = 65_536
-"""The maximum number of hosts in one list; more are a typing error."""
-
-_EXPRESSION = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]*\])+")
-_PIECES = re.compile(r"([^\[]+)|\[([^\]]*)\]")
-_RANGE = re.compile(r"(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?")
-
-
-def expand_hosts(text: str) -> tuple[str, ...]:
-    """Return the hosts of a list, in its order. Raises ValueError if the text is not a host list."""
-    expressions = _EXPRESSION.findall(text)
-    if ",".join(expressions) != text:
-        raise ValueError(f"{text!r} is not a host list such as n[1-3,07-09]")
-    hosts = tuple(itertools.islice(itertools.chain.from_iterable(map(_expanded, expressions)), MOST + 1))
-    if len(hosts) > MOST:
-        raise ValueError(f"{text!r} names more than {MOST} hosts")
-    return hosts
-
-
-def _expanded(expression: str) -> Iterator[str]:
-    choices = [
-        [literal] if literal else list(_numbers(ranges)) for literal, ranges in _PIECES.findall(expression)
-    ]
-    return ("".join(parts) for parts in itertools.product(*choices))
-
-
-def _numbers(ranges: str) -> Iterator[str]:
-    for part in ranges.split(","):
-        match = _RANGE.fullmatch(part)
-        if match is None:
-            raise ValueError(f"{part!r} is not a range such as 1-3 or 07")
-        first, last = int(match["first"]), int(match["last"] or match["first"])
-        if not 0 <= last - first < MOST:
-            raise ValueError(f"{part!r} runs backward or over more than {MOST} hosts")
-        width = len(match["first"])
-        yield from (f"{number:0{width}}" for number in range(first, last + 1))

@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from results.errors import SchedulerError
 
@@ -28,15 +27,7 @@ class NoAnswerError(SlurmError):
     """The scheduler did not answer: whether it did what was asked is not known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completed:
-    """The exit code and the output of a command that has ended."""
-
-    exit_code: int
-    stdout: str
-    stderr: str
-
-
+Completed = subprocess.CompletedProcess[str]
 Runner = Callable[..., Completed]
 """A function that runs a command as `run_program` does; tests replace it by recorded output."""
 
@@ -49,11 +40,14 @@ def run_program(
     Raises NoAnswerError after `timeout_s`, SlurmError if the program cannot be started.
     """
     try:
-        done = subprocess.run(
+        return subprocess.run(
             command,
-            input=stdin.encode(),
+            input=stdin,
             env=dict(environment),
             capture_output=True,
+            encoding="utf-8",
+            # Names of other users' jobs may have any encoding.
+            errors="replace",
             timeout=timeout_s,
             check=False,
         )
@@ -63,12 +57,6 @@ def run_program(
         raise SlurmError(f"there is no {command[0]} here; run this where Slurm's commands are") from error
     except OSError as error:
         raise SlurmError(f"cannot run {command[0]}: {error.strerror}") from error
-    # Names of other users' jobs may have any encoding.
-    return Completed(
-        exit_code=done.returncode,
-        stdout=done.stdout.decode(errors="replace"),
-        stderr=done.stderr.decode(errors="replace"),
-    )
 
 
 _SCHEDULER = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|SQUEUE|SACCT|SACCTMGR|SCANCEL|SINFO|SCONTROL)_")
@@ -111,4 +99,4 @@ def command_failure(command: Sequence[str], done: Completed) -> SlurmError:
     """Return the error of a command that did not end with 0."""
     said = " ".join((done.stderr.strip() or done.stdout.strip()).split()) or "it said nothing"
     kind = NoAnswerError if _UNREACHABLE.search(said) else SlurmError
-    return kind(f"{shlex.join(command)} ended with {done.exit_code}: {said}")
+    return kind(f"{shlex.join(command)} ended with {done.returncode}: {said}")

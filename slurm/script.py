@@ -15,6 +15,8 @@ from slurm.site import Container, SiteProfile, directive, log_pattern, shell
 FIRST_PORT, JOBS, LAUNCHES = 20_000, 750, 16
 """Ports for LAUNCHES of JOBS, all below 32768, where the ephemeral ports of Linux begin."""
 
+HOSTS = "JOB_HOSTS"
+"""The variable of a job script with the names of its nodes, one a line."""
 _LOG = "job-%j.log"
 _SMALL_MEMORY = "4G"
 _OF_THE_RANKS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "PYTHONPATH", "PYTHONSAFEPATH")

@@ -8,7 +8,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -207,10 +206,7 @@ def collect_command(study: str) -> int:
 def cancel_command(study: str, *, forget: bool) -> int:
     """Cancel all jobs of STUDY that wait or run. Their measurements stay; `bench matrix` resumes later."""
     folder, console = Study.existing(Path(study)), Console()
-    # The job of a tune holds the lock while it measures the final.
-    open_jobs = [status.job for status in kept_job_statuses(folder) if status.ended is None]
-    calls = any(job.purpose == "run" and not job.cells for job in open_jobs)
-    with nullcontext() if calls else study_lock(folder.root):
+    with study_lock(folder.root):
         if forget:
             console.result(f"{count(forget_jobs(folder), 'job')} closed")
             return 0

@@ -29,6 +29,8 @@ from results.store import Study
 
 LONGER = 2.0
 """A job asks for this many times the limit of an earlier job with one of its cells that ran out of time."""
+FOLLOW_UP_S = 900.0
+"""Time limit of a job that submits other jobs, or writes a report."""
 COST_HEADS = ("job", "nodes x GPUs", "cells", "expected", "time limit", "GPU-hours expected", "at most")
 COST_NUMERIC = (False, False, True, True, True, True, True)
 
@@ -100,24 +102,17 @@ class JobMaker:
             billed_gpus=self._profile.billed_gpus(placement),
         )
 
-    def of_call(
-        self,
-        purpose: Purpose,
-        arguments: tuple[str, ...],
-        *,
-        limit_s: float,
-        placement: Placement | None = None,
-    ) -> Job:
-        """A job without cells, for a call of bench; without a placement it starts when others have ended."""
+    def follow_up(self, purpose: Purpose, arguments: tuple[str, ...]) -> Job:
+        """A small job without cells that makes a call of bench when others have ended."""
         return self._job(
-            "call" if purpose == "run" else purpose,
+            purpose,
             purpose=purpose,
-            placement=placement or Placement(nodes=1, gpus_per_node=1),
+            placement=Placement(nodes=1, gpus_per_node=1),
             cells=(),
             baseline=None,
-            estimate_s=limit_s,
-            time_limit_s=limit_s,
-            billed_gpus=0 if placement is None else self._profile.billed_gpus(placement),
+            estimate_s=FOLLOW_UP_S,
+            time_limit_s=FOLLOW_UP_S,
+            billed_gpus=0,
             arguments=arguments,
         )
 

@@ -1,4 +1,4 @@
-"""The work of a job after its scheduler has started it, and the environment that the scheduler has given it.
+"""The work of a job after its scheduler has started it.
 
 It runs the cells of the job that are left, as `bench matrix` does on one machine, and writes how it ended.
 SIGUSR1 says that the job ends soon: the program asks the scheduler when. SIGTERM says that it ends now.
@@ -25,7 +25,7 @@ from harness.terminal.console import Console
 from results.environment import CodeVersion
 from results.errors import BenchError
 from results.foreign_text import REASON_CHARACTERS, shortened
-from results.job import Job, JobEnd, Submission
+from results.job import Job, JobEnd
 from results.job_store import JobStore
 from results.outcome import Ending, Outcome
 from results.store import Study, utc_now
@@ -37,8 +37,8 @@ _FINE = {Outcome.OK, Outcome.TIMED_OUT, Outcome.CANCELLED}
 """Ends after which the scheduler must not requeue the job: its program exits with 0."""
 
 
-class JobEnvironment:
-    """One start of a job, in the allocation that its scheduler has given it."""
+class JobStarter(Starter):
+    """Starts the launches of one start of a job, in the allocation that its scheduler has given it."""
 
     scheduler_id: str | None = None
     start: int
@@ -47,7 +47,6 @@ class JobEnvironment:
     notice_s: float | None = None
     """Minimum number of seconds between SIGUSR1 and the end of the job's time; None: SIGUSR1 does not
     come."""
-    starter: Starter
 
     def left_s(self) -> float | None:
         """Seconds to the end of the job, as the scheduler says now; None if it does not say."""
@@ -66,47 +65,39 @@ class JobEnvironment:
         return None
 
 
-def stranger_to(submission: Submission | None, environment: JobEnvironment) -> str | None:
-    """Why this allocation belongs to another job, whose script was submitted by hand; None if it may be
-    ours."""
-    if submission is None or environment.scheduler_id in (None, submission.scheduler_id):
-        return None
-    return (
-        f"it was submitted as job {submission.scheduler_id}, and this is job {environment.scheduler_id}: "
-        f"a script is not submitted by hand; {AGAIN}"
-    )
-
-
-def obstacle(job: Job, environment: JobEnvironment, ended: JobEnd | None) -> str | None:
+def obstacle(job: Job, starter: JobStarter, ended: JobEnd | None) -> str | None:
     """Why the job must not be run here and now; None if it may."""
     if ended is not None:
         return f"it was closed before ({ended.outcome}: {ended.reason}), and other jobs have its cells"
     if code_hash(checkout()) != job.code.code_hash:
         return f"the code of bench was edited after the job was submitted: {AGAIN}"
-    if environment.start > job.options.retries:
-        return f"it was requeued {environment.start} times (--retries {job.options.retries}): {AGAIN}"
-    return environment.obstacle(job)
+    if starter.start > job.options.retries:
+        return f"it was requeued {starter.start} times (--retries {job.options.retries}): {AGAIN}"
+    return starter.obstacle(job)
 
 
 class JobStart:
-    """One start of a job, in the environment that its scheduler has given it."""
+    """One start of a job."""
 
-    def __init__(self, study: Study, job: Job, environment: JobEnvironment) -> None:
+    def __init__(self, study: Study, job: Job, starter: JobStarter) -> None:
         self._study = study
         self._job = job
         self._jobs = JobStore(study.root)
-        self._environment = environment
+        self._starter = starter
         self._deadline = Deadline(job.options.max_time_s, "--max-time was over")
-        if environment.notice_s is None:
+        if starter.notice_s is None:
             self._end_launches_before(job.time_limit_s)
         self._console = Console()
 
     def run(self) -> int:
         """Run the cells of the job that are not done. Returns the exit code of the job's program."""
-        stranger = stranger_to(self._jobs.submission(self._job.job_id), self._environment)
-        if stranger is not None:
+        submission, here = self._jobs.submission(self._job.job_id), self._starter.scheduler_id
+        if submission is not None and here not in (None, submission.scheduler_id):
             # Do not record an end: only starts in the job's own allocation record their ends.
-            self._console.warn(f"{self._job.name}: {stranger}")
+            self._console.warn(
+                f"{self._job.name}: it was submitted as job {submission.scheduler_id}, and this is job "
+                f"{here}: a script is not submitted by hand; {AGAIN}"
+            )
             return 1
         started_at = utc_now()
         end = Ending(Outcome.CRASHED, "the job's program failed; see its log")
@@ -116,10 +107,10 @@ class JobStart:
             self._jobs.add_end(
                 JobEnd(
                     job_id=self._job.job_id,
-                    scheduler_id=self._environment.scheduler_id,
-                    start=self._environment.start,
+                    scheduler_id=self._starter.scheduler_id,
+                    start=self._starter.start,
                     told_by="job",
-                    nodes=self._environment.nodes,
+                    nodes=self._starter.nodes,
                     started_at=started_at,
                     ended_at=utc_now(),
                     outcome=end.outcome,
@@ -130,28 +121,28 @@ class JobStart:
         return 0 if end.outcome in _FINE else 1
 
     def _worked(self) -> Ending:
-        job, environment = self._job, self._environment
+        job, starter = self._job, self._starter
         with self._signals():
             try:
-                reason = obstacle(job, environment, self._jobs.ended(job.job_id))
+                reason = obstacle(job, starter, self._jobs.ended(job.job_id))
                 if reason is not None:
                     return Ending(Outcome.CANCELLED, reason)
                 # Launches of earlier starts: the job was requeued, so no process of them is left.
                 lost = Ending(
                     Outcome.NODE_FAILED,
-                    f"the job was requeued (start {environment.start}), and the start before recorded no "
+                    f"the job was requeued (start {starter.start}), and the start before recorded no "
                     f"end: probably its first node failed",
                 )
-                close_launches(self._study, job.job_id, environment.earlier_notice() or lost)
+                close_launches(self._study, job.job_id, starter.earlier_notice() or lost)
                 plan, baseline = self._study.plan(job.plan), job.baseline
                 campaign = Campaign(self._study, plan, job.options, self._console, deadline=self._deadline)
                 campaign.run(
                     CampaignContext(
-                        starter=environment.starter,
+                        starter=starter,
                         checkout=checkout(),
                         code=job.code,
                         job_id=job.job_id,
-                        conditions=environment.conditions(job.code),
+                        conditions=starter.conditions(job.code),
                         only=frozenset(job.cells),
                         first=() if baseline is None else (baseline_launch(self._study.cell(baseline)),),
                     )
@@ -159,7 +150,7 @@ class JobStart:
             except Interrupted as error:
                 return error.stopped
             except KeyboardInterrupt:
-                return environment.starter.interruption()
+                return starter.interruption()
             except BenchError as error:
                 return Ending(Outcome.CRASHED, shortened(str(error), REASON_CHARACTERS))
         if self._deadline.is_over:
@@ -173,9 +164,9 @@ class JobStart:
         answer, the signal counts as punctual.
         """
         heard = time.monotonic()
-        left_s = self._environment.left_s()
+        left_s = self._starter.left_s()
         if left_s is None:
-            left_s = (self._environment.notice_s or 0.0) - (time.monotonic() - heard)
+            left_s = (self._starter.notice_s or 0.0) - (time.monotonic() - heard)
         self._end_launches_before(left_s)
 
     def _end_launches_before(self, left_s: float) -> None:

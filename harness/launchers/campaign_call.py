@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from harness.jobs.closing import LOST, close_launches, close_lost_launches
+from harness.jobs.closing import close_lost_launches
 from harness.jobs.job_status import held_by_jobs
-from harness.jobs.start import JobEnvironment
 from harness.launch.campaign import Campaign, CampaignContext
 from harness.launch.starter import Starter
 from harness.launch.supervise import Interrupted
@@ -23,7 +21,6 @@ from harness.machine.code import checkout
 from harness.plan.surroundings import Machine
 from reports.text import count
 from results.environment import CodeVersion
-from results.job_store import JobStore
 from results.launch import Launch
 from results.plan import Plan
 from results.store import Study
@@ -42,8 +39,6 @@ class CampaignCall(LauncherCall):
         self.hosts = WorkerHosts(has_gpus=bool(Machine.here().gpu_names))
         self.machine: Machine | None = None
         """The devices of each host of the ranks, if this process is not on one of them."""
-        self.job_id: str | None = None
-        """The job whose allocation the launches have."""
 
     @abstractmethod
     def starter(self) -> Starter:
@@ -80,7 +75,6 @@ class CampaignCall(LauncherCall):
             lock=lock,
             tally=so_far,
             machine=self.machine,
-            job_id=self.job_id,
         )
         try:
             Campaign(study, plan, options, console).run(context)
@@ -89,35 +83,6 @@ class CampaignCall(LauncherCall):
             console.note("interrupted; the same command continues from here")
             return INTERRUPTED
         return None
-
-
-class JobCampaignCall(CampaignCall):
-    """A call that starts launches in the allocation that a job has given it."""
-
-    def __init__(
-        self, call: MatrixCall, hosts: WorkerHosts, job_id: str, environment: JobEnvironment
-    ) -> None:
-        super().__init__(call)
-        self.hosts = hosts
-        self.job_id = job_id
-        self._environment = environment
-
-    def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int | None:
-        """Close the launches of earlier starts and jobs of the call, then run those that are left."""
-        # This process has the study's lock, so that no other call runs; jobs that have cells take no lock.
-        others = {job.job_id for job in JobStore(study.root).jobs() if job.cells}
-        for job_id in {launch.job_id for launch in study.launches() if launch.job_id} - others:
-            close_launches(study, job_id, LOST)
-        return super().run(study, plan, code, lock)
-
-    def starter(self) -> Starter:
-        return self._environment.starter
-
-    def line(self, launch: Launch, path: Path) -> str:
-        return shlex.join(self.starter().command(launch, path))
-
-    def conditions(self, code: CodeVersion) -> Conditions:
-        return self._environment.conditions(code)
 
 
 def show_plan(

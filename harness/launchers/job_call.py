@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence, Set
-from pathlib import Path
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from harness.jobs.documents import (
@@ -23,11 +22,8 @@ from harness.launchers.launcher import LauncherCall, MatrixCall
 from harness.launchers.plan_text import plan_header
 from harness.plan.schedule import PlannedLaunch
 from harness.plan.surroundings import Devices
-from reports.text import duration
 from results.environment import CodeVersion
-from results.errors import UsageError, bench_call
-from results.files import study_lock
-from results.plan import Placement, Plan, placement_of
+from results.plan import Plan
 from results.site import require_whole_gpus
 from results.store import Study
 
@@ -64,18 +60,6 @@ class JobCall(LauncherCall):
     def hand_over(self, todo: Todo) -> int:
         """Record new jobs and submit them, under the study's lock. Returns the exit code of the call."""
 
-    def document_of_call(
-        self, jobs: JobMaker, placement: Placement, limit_s: float, files: Mapping[str, Path]
-    ) -> Document:
-        """A job (`jobs.of_call`) that makes this call again in its allocation.
-
-        `files` are those that the call names, by flag. Raises UsageError if the launcher has no such jobs.
-        """
-        raise UsageError(
-            f"--launcher {self._launcher} does not start the launches of a call in a job: make the "
-            f"same call with --launcher local on one of its nodes"
-        )
-
     def maker(self, study: Study, plan: Plan, code: CodeVersion) -> JobMaker:
         return JobMaker(study, plan, self._launcher, self._call.run_options, code, self._cluster)
 
@@ -89,38 +73,6 @@ class JobCall(LauncherCall):
         if documents and plan.order is None:
             study.add_cell(baseline_of(plan.cells))
         return self.hand_over(Todo(study, plan, self.maker(study, plan, code), found, documents))
-
-    def submit_call(
-        self, study: Study, plan: Plan, code: CodeVersion, most_s: float, files: Mapping[str, Path]
-    ) -> int:
-        """Submit a job that makes this call again, of the size of the plan's largest cell, unless a job of
-        the study lives.
-
-        Its launches take `most_s` seconds at most. `files` are those that the call names, by flag. Returns
-        the exit code. Raises UsageError, before anything is written, if the launcher has no such jobs or the
-        site's time limit is shorter.
-        """
-        limit_s = self._cluster.time.limit_s(most_s)
-        if limit_s < most_s:
-            raise UsageError(
-                f"the job of this call may take {duration(most_s * 1e9)}, and --time or the profile's time "
-                f"gives it {duration(limit_s * 1e9)}: give a shorter --max-time or a longer time"
-            )
-        self.check(study, plan, code)
-        placement = placement_of(max(plan.cells, key=lambda cell: cell.gpus), plan.request.gpus_per_node)
-        with study_lock(study.root):
-            found = job_statuses(study, settle=True)
-            live, jobs = [status.job for status in found if status.is_live], self.maker(study, plan, code)
-            for job in live:
-                end = bench_call("cancel", study.root)
-                self._console.note(f"{job.name} is still live, with its own call; {end} ends it")
-            new = [] if live else [self.document_of_call(jobs, placement, limit_s, files)]
-            return self.hand_over(Todo(study, plan, jobs, found, new))
-
-    def within(self, study: Study) -> LauncherCall:
-        """Return the call that starts launches in the allocation of this process, if `submit_call` submitted
-        its job for the study; else return this call."""
-        return self
 
     def conditions(self, code: CodeVersion) -> Conditions:
         return Conditions.elsewhere(code)

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import msgspec
 
-from harness.plan.options import BATCH_AUTO, read_duration_s
+from harness.plan.options import BATCH_AUTO, read_counts, read_duration_s
 from harness.plan.points import workloads_of
 from harness.plan.study_file import BY_NAME, StudyFile, check_values, combinations
 from results.cell import (
@@ -121,10 +121,27 @@ def _axes(options: StudyFile, device: Device) -> dict[str, Any]:
         axes[name] = tuple(BY_NAME[name].kind.items(value, BY_NAME[name].flag))
     for name in filter(axes.__contains__, _CANONICAL):
         axes[name] = tuple(dict.fromkeys(map(_CANONICAL[name], axes[name])))
+    if options.seq is not None:
+        axes["workload"] = _of_lengths(axes["workload"], read_counts(options.seq, "--seq"))
     fields = {values_name(name): values for name, values in axes.items()}
     if fields.get("batch_sizes") == (BATCH_AUTO,):
         fields |= {"batch_sizes": (), "batches": ()}
     return fields
+
+
+def _of_lengths(workloads: tuple[str, ...], lengths: tuple[int, ...]) -> tuple[str, ...]:
+    """Return each workload that takes `seq=` with each length, and the others as they are.
+
+    Raises UsageError if none takes it, and SpecError for a text that gives a length itself.
+    """
+    if not any("seq" in WORKLOADS.parse(text).options for text in workloads):
+        raise UsageError(f"--seq gives workloads their length, and {', '.join(workloads)} take no seq=")
+    found = [
+        WORKLOADS.parse(f"{text}:seq={length}").text if "seq" in WORKLOADS.parse(text).options else text
+        for text in workloads
+        for length in lengths
+    ]
+    return tuple(dict.fromkeys(found))
 
 
 def _reads_files(request: Request) -> bool:

@@ -73,6 +73,9 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     scaling: Annotated[
         Scalings, COMMON, option("weak keeps the batch per replica, strong the global batch [=weak]")
     ] = None
+    seq: Annotated[
+        Counts, option("tokens of a sample, for workloads that take seq= [=(the workload's)]", ge=1)
+    ] = None
     baseline: Annotated[
         Switch,
         option("plan single on 1 for strategies that need more, as their baseline [=(true in a new study)]"),

@@ -20,7 +20,7 @@ from harness.worker.proof.causes import named_causes
 from harness.worker.proof.compilation import Compilation
 from harness.worker.proof.conformance import Uses, Watched
 from harness.worker.proof.fingerprints import compare_random_state, shared_batches
-from harness.worker.proof.proof import LateProof, first_steps, prove, prove_late, take_first_steps
+from harness.worker.proof.proof import LateProof, first_steps, prove, prove_late
 from harness.worker.rank.context import Run
 from harness.worker.rank.control import parameters_hash
 from harness.worker.rank.network import one_queue, unused_fabric
@@ -206,11 +206,17 @@ class RunProof:
         return True
 
     def _train(self, first: FirstStep) -> None:
+        """Take the steps of a proof without checks."""
         self._run.begin("first steps")
         kept: list[Batch] = []
         batches = keep_first(self._batches, kept) if self._batches.sampler.reads_own else self._batches
         with self._compilation.watched(self._trainer.model.bare):
-            take_first_steps(self._setup, self._trainer, batches, self._around.log.heartbeat, first)
+            for step in range(len(first_steps(self._trainer.model))):
+                seed_step(self._cell.seed, step, self._setup.replica)
+                with first.part():
+                    self._trainer.step(batches)
+                first.is_over()
+                self._around.log.heartbeat()
         if self._batches.sampler.reads_own:
             prints = self._around.control.of_all([batch_print(batch) for batch in kept])
             self._warn_of_shared(shared_batches(prints, self._setup.groups))

@@ -7,6 +7,7 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from harness.jobs.documents import Document, JobMaker, cost_lines, cost_rows, gp
 from harness.jobs.job_status import JobStatus
 from harness.jobs.planned import baseline_of, planned_jobs
 from harness.jobs.progress import progress
-from harness.jobs.start import JobEnvironment, JobStart, obstacle
+from harness.jobs.start import JobStart, obstacle
 from harness.launch.tally import Conditions
 from harness.machine.code import checkout, code_hash
 from harness.plan.estimate import estimate
@@ -242,9 +243,8 @@ GOOD = a_job(placement=Placement(nodes=2, gpus_per_node=8), code=CodeVersion(cod
     ],
 )
 def test_a_job_is_not_run_again_and_again_nor_with_other_code(job, start, ended, reason) -> None:
-    environment = JobEnvironment()
-    environment.start = start
-    found = obstacle(job, environment, None if ended is None else end_of(job, ended))
+    starter = SimpleNamespace(start=start, obstacle=lambda job: None)
+    found = obstacle(job, starter, None if ended is None else end_of(job, ended))
     assert found is None if reason is None else str(found).startswith(reason)
 
 
@@ -274,7 +274,7 @@ def test_the_cell_that_a_running_job_is_at_runs_from_the_start_of_its_launch_on(
 
 
 class Near:
-    """The environment of a job whose scheduler says after how many seconds it ends."""
+    """The starter of a job whose scheduler says after how many seconds it ends."""
 
     scheduler_id, start, nodes, notice_s = "17", 0, ("n1",), 60.0
 

@@ -228,6 +228,11 @@ class Lab:
 
         return self.wait(in_state, f"job {job_id} in {states}", timeout_s)
 
+    def hosts(self, job_id: int) -> list[str]:
+        """The nodes of a job that runs, or has ended a moment ago."""
+        held = self.command("squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%N").strip()
+        return self.command("scontrol", "show", "hostnames", held).split()
+
     def wait_idle(self) -> None:
         """Until every node waits for work."""
 

@@ -147,3 +147,24 @@ def test_patterns_are_canonical() -> None:
 )
 def test_a_folder_is_kept_only_where_something_is_read_from_it(tmp_path, options, needed) -> None:
     assert request_of(gpus=1, **options).source_folder == (str(tmp_path) if needed else None)
+
+
+def test_a_length_goes_to_the_workloads_that_take_one() -> None:
+    assert request_of(gpus=2, workload="llama-nano,mlp", seq="32,64").workloads == (
+        "llama-nano:seq=32",
+        "llama-nano",
+        "mlp",
+    )
+
+
+@pytest.mark.parametrize(
+    ("workload", "words"),
+    [
+        ("mlp", "take no seq="),
+        ("llama-nano:seq=16", "gives seq twice"),
+        ("llama-nano", "at most its context"),
+    ],
+)
+def test_a_length_that_no_workload_can_have_is_refused(workload, words) -> None:
+    with pytest.raises(UsageError, match=words):
+        request_of(gpus=2, workload=workload, seq="128")

@@ -61,7 +61,7 @@ def test_a_job_runs_and_is_over(finished) -> None:
     view, log = finished(("echo", "two  words"), name="hello")
     assert log == "two  words\n"
     assert (view.name, view.phase, view.outcome) == ("hello", JobPhase.ENDED_WELL, Outcome.OK)
-    assert (view.exit_code, view.signal, view.restarts, view.nodes) == (0, None, 0, ("n1",))
+    assert (view.exit_code, view.signal, view.restarts) == (0, None, 0)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,6 @@ def test_waiting_running_cancelled(lab, tmp_path) -> None:
     views = client.query([first, second, 999_999])
     assert list(views) == [first, second]
     assert (views[first].phase, views[second].phase) == (JobPhase.RUNNING, JobPhase.WAITING)
-    assert views[first].nodes == ("n1", "n2", "n3", "n4")
     assert views[first].outcome is views[second].outcome is None
     assert {view.job_id for view in client.own_jobs()} >= {first, second}
     client.cancel([first, second, 999_999])

@@ -442,7 +442,7 @@ def test_an_overflow_without_exchange_changes_neither_the_scale_nor_the_number_o
         step()
         step()
     step()
-    assert updates.count == 2
+    assert len(updates) == 2
     assert scales == [2.0**15, 2.0**15, 2.0**15, 2.0**14]
 
 

@@ -33,13 +33,13 @@ FEATURE = Feature(
             "FOLDER",
             "nights of bench history add; ./history if that is there and this is left out",
             commands=("report", "site"),
-            default="harness.features.gate.reading:nights_here",
+            default="harness.features.gate.nights:nights_here",
         )
     },
-    figures={"nights": "harness.features.gate.reading:read_history"},
+    figures={"nights": "harness.features.gate.nights:read_history"},
     hooks={
         "measure_noise": "harness.features.gate.noise:measure_noise",
-        "nights": "harness.features.gate.reading:nights_of",
+        "nights": "harness.features.gate.section:nights_of",
         "status": "harness.features.gate.paired.comparison:status",
     },
 )

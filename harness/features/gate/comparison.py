@@ -18,7 +18,6 @@ from harness.features.gate.effect import (
     Verdict,
     difference_effect,
     judge,
-    judge_pairs,
     paired_effect,
     relative_effect,
     runs_that_tell,
@@ -371,7 +370,7 @@ def _paired(
     effect = paired_effect(sample.logs, alpha)
     verdict, reason = Verdict.INCONCLUSIVE, f"an interval needs {FEWEST_PAIRS} pairs"
     if effect is not None:
-        verdict, reason = judge_pairs(effect, margin), ""
+        verdict, reason = judge(effect, margin, paired=True), ""
         if verdict is Verdict.INCONCLUSIVE:
             reason = f"{len(sample.logs)} pairs are not enough; {_wanted_pairs(effect, margin, alpha)}"
     if sample.spoiled:
@@ -416,7 +415,7 @@ def _timed_verdict(
         return Verdict.SHOWN, ""
     if effect is None:
         return Verdict.INCONCLUSIVE, ""
-    change = (judge_pairs if paired else judge)(effect, margin, lower_is_better=metric.better == "lower")
+    change = judge(effect, margin, lower_is_better=metric.better == "lower", paired=paired)
     if change is not Verdict.INCONCLUSIVE:
         return change, ""
     runs = runs_that_tell(effect, margin, alpha)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -75,8 +75,7 @@ def relative_effect(base: Sequence[float], new: Sequence[float], alpha: float) -
     """The change of positive values as a ratio less 1; None with too few runs, or for values not above 0."""
     if min(len(base), len(new)) < FEWEST_RUNS or min(*base, *new) <= 0:
         return None
-    centre, half, error = _welch(np.log(new), np.log(base), alpha)
-    return _ratio_effect(centre, half, error, (len(base), len(new)))
+    return _ratio(_welch(np.log(new), np.log(base), alpha))
 
 
 def difference_effect(
@@ -85,17 +84,15 @@ def difference_effect(
     """The difference of values over `scale`; None with too few runs."""
     if min(len(base), len(new)) < FEWEST_RUNS or scale <= 0:
         return None
-    centre, half, error = _welch(np.array(new) / scale, np.array(base) / scale, alpha)
-    return Effect(
-        value=centre, low=centre - half, high=centre + half, error=error, runs=(len(base), len(new))
-    )
+    return _welch(np.array(new) / scale, np.array(base) / scale, alpha)
 
 
-def judge(effect: Effect, margin: float, *, lower_is_better: bool = True) -> Verdict:
+def judge(effect: Effect, margin: float, *, lower_is_better: bool = True, paired: bool = False) -> Verdict:
     """Judge an effect by the smallest change that matters.
 
     unchanged: the complete interval is within the margin. regressed, improved: the complete interval is
-    beyond `QUIET` of the margin on that side, and not within the margin. Others are inconclusive.
+    beyond `QUIET` of the margin on that side, and not within the margin. Others are inconclusive, but pairs
+    whose effect is certainly not worse are unchanged, to save further pairs.
     """
     low, high = (effect.low, effect.high) if lower_is_better else (-effect.high, -effect.low)
     if -margin < low and high < margin:
@@ -104,7 +101,7 @@ def judge(effect: Effect, margin: float, *, lower_is_better: bool = True) -> Ver
         return Verdict.REGRESSED
     if high < -QUIET * margin:
         return Verdict.IMPROVED
-    return Verdict.INCONCLUSIVE
+    return Verdict.UNCHANGED if paired and high < margin else Verdict.INCONCLUSIVE
 
 
 def runs_that_tell(effect: Effect, margin: float, alpha: float, *, paired: bool = False) -> int | None:
@@ -121,17 +118,20 @@ def runs_that_tell(effect: Effect, margin: float, alpha: float, *, paired: bool 
     return None
 
 
-def _ratio_effect(centre: float, half: float, error: float, runs: tuple[int, int]) -> Effect:
-    """The effect for a difference of logarithms and half the width of its interval."""
-    low, value, high = map(math.expm1, (centre - half, centre, centre + half))
-    return Effect(value=value, low=low, high=high, error=error, runs=runs)
+def _ratio(logs: Effect) -> Effect:
+    """The effect for a difference of logarithms."""
+    low, value, high = map(math.expm1, (logs.low, logs.value, logs.high))
+    return replace(logs, value=value, low=low, high=high)
 
 
-def _welch(new: Floats, base: Floats, alpha: float) -> tuple[float, float, float]:
-    """Difference of means, half its interval with `alpha` on each side, and the deviation of a run."""
-    difference, variance, freedom = welch_t(new, base)
+def _welch(new: Floats, base: Floats, alpha: float) -> Effect:
+    """The difference of means, `alpha` on each side of its interval."""
+    centre, variance, freedom = welch_t(new, base)
     half = float(stdtrit(freedom, 1 - alpha)) * math.sqrt(variance) if variance else 0.0
-    return difference, half, math.sqrt((float(new.var(ddof=1)) + float(base.var(ddof=1))) / 2)
+    error = math.sqrt((float(new.var(ddof=1)) + float(base.var(ddof=1))) / 2)
+    return Effect(
+        value=centre, low=centre - half, high=centre + half, error=error, runs=(len(base), len(new))
+    )
 
 
 LOOKS = 4
@@ -221,16 +221,8 @@ def paired_effect(logs: Sequence[float], alpha: float) -> Effect | None:
     values = np.array(logs)
     centre, error = float(values.mean()), float(values.std(ddof=1))
     half = float(stdtrit(len(logs) - 1, 1 - alpha)) * error / math.sqrt(len(logs))
-    return _ratio_effect(centre, half, error, (len(logs), len(logs)))
-
-
-def judge_pairs(effect: Effect, margin: float, *, lower_is_better: bool = True) -> Verdict:
-    """Judge like `judge`, but as unchanged if the effect is certainly not worse, to save further pairs."""
-    change = judge(effect, margin, lower_is_better=lower_is_better)
-    worst = effect.high if lower_is_better else -effect.low
-    if change is Verdict.INCONCLUSIVE and worst < margin:
-        return Verdict.UNCHANGED
-    return change
+    runs = len(logs), len(logs)
+    return _ratio(Effect(value=centre, low=centre - half, high=centre + half, error=error, runs=runs))
 
 
 def _counting(

@@ -1,10 +1,12 @@
-"""When a night may be kept, which nights a folder has, and what a regression sets off."""
+"""When a night may be kept, which nights a study or a folder has, and what a regression sets off."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.features.gate.records.baseline import Baseline
 from harness.features.gate.records.history import read_nights
@@ -13,6 +15,9 @@ from harness.machine.processes import temporary_folder
 from harness.terminal.console import Console
 from results.errors import StudyBusyError
 from results.files import study_lock
+
+if TYPE_CHECKING:
+    from harness.reporting.reading import Reading
 
 
 def require_ended(root: Path) -> None:
@@ -33,6 +38,20 @@ def nights_in(folder: Path, console: Console) -> dict[str, list[Baseline]]:
     for sentence in damaged:
         console.warn(sentence)
     return nights
+
+
+def read_history(reading: Reading) -> Mapping[str, Sequence[Baseline]]:
+    """The nights of `--history`, by machine, in the order of time.
+
+    Nights name commits and settings that a redaction of the study does not know, so it leaves them out.
+    """
+    folder = reading.given.get("history")
+    return {} if folder is None or reading.redact else nights_in(Path(folder), reading.console)
+
+
+def nights_here() -> str | None:
+    """The folder `history` here, if it has nights."""
+    return "history" if any(Path("history").glob("*/*.json")) else None
 
 
 def set_off(command: str, verdict: str, console: Console) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 
 import msgspec
 
 from harness.features.gate.metrics import TIMED
+from harness.features.gate.nights import nights_in
 from harness.features.gate.records.baseline import Baseline
 from harness.features.gate.reduce import seedless, subject_key
 from harness.features.gate.text import commits_text, figure_text, odds_text, step_sentence
@@ -27,6 +29,7 @@ from harness.features.gate.trends import (
     Trend,
     trends,
 )
+from harness.terminal.console import Console
 from reports import fields
 from reports.analysis.study import StudyFigures
 from reports.page.chart import drawn
@@ -61,6 +64,11 @@ def history_section(study: StudyFigures) -> Section | None:
             for machine, found in (study.added.get("nights") or {}).items()
         }
     )
+
+
+def nights_of(folder: Path, console: Console) -> Section | None:
+    """The section of all nights in a folder; None if no series has two."""
+    return nights_section(nights_in(folder, console))
 
 
 def nights_section(nights: Mapping[str, Sequence[Baseline]]) -> Section | None:

@@ -135,8 +135,8 @@ def _with_steps(series: Sequence[Trend]) -> Iterator[Trend]:
     """The series of one machine with their changes; changes that may have one cause have one range."""
     located = [place for one in series for place in _located(one)]
     groups = _grouped([place for place in located if not place.drift])
-    found = [(id(place.series), _step(place, group)) for group in groups for place in group]
-    steps = grouped([*found, *((id(place.series), _drift(place)) for place in located if place.drift)])
+    groups += [[place] for place in located if place.drift]
+    steps = grouped((id(place.series), _step(place, group)) for group in groups for place in group)
     for one in series:
         in_order = sorted(steps.get(id(one), []), key=lambda step: step.seen.measured_at)
         yield replace(one, steps=tuple(in_order))
@@ -257,33 +257,25 @@ def _same_place(one: _Located, group: Sequence[_Located]) -> float:
 
 
 def _step(one: _Located, group: Sequence[_Located]) -> Step:
-    times = _times(group)
-    odds = _odds(group, times)
-    assert odds is not None, "a group has a place in common"
-    best = int(odds.argmax())
-    first, last = closest_range(odds)
-    effect = one.change.effect
-    return Step(
-        likeliest=_within(one.series, times[best], times[best], float(odds[best])),
-        range=_within(one.series, times[first], times[last], float(odds[first : last + 1].sum())),
-        seen=one.series.nights[one.change.seen_at],
-        effect=effect,
-        is_worse=(effect > 0) == (one.series.metric.better == "lower"),
-        series=len(group),
-    )
-
-
-def _drift(one: _Located) -> Step:
     nights, change = one.series.nights, one.change
-    every = Within(before=nights[change.begin], after=nights[change.seen_at], odds=1.0)
+    if one.drift:
+        likeliest = around = Within(before=nights[change.begin], after=nights[change.seen_at], odds=1.0)
+    else:
+        times = _times(group)
+        odds = _odds(group, times)
+        assert odds is not None, "a group has a place in common"
+        best = int(odds.argmax())
+        first, last = closest_range(odds)
+        likeliest = _within(one.series, times[best], times[best], float(odds[best]))
+        around = _within(one.series, times[first], times[last], float(odds[first : last + 1].sum()))
     return Step(
-        likeliest=every,
-        range=every,
+        likeliest=likeliest,
+        range=around,
         seen=nights[change.seen_at],
         effect=change.effect,
         is_worse=(change.effect > 0) == (one.series.metric.better == "lower"),
-        series=1,
-        drift=True,
+        series=len(group),
+        drift=one.drift,
     )
 
 

@@ -6,9 +6,8 @@ nobody asks the cluster. Jobs that earlier versions wrote as StatefulSets are re
 
 from __future__ import annotations
 
-import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +15,9 @@ import msgspec
 
 from harness.features.kubernetes.manifest import MANIFEST, manifest
 from harness.features.kubernetes.pods import (
-    JOB_VARIABLE,
-    CallStart,
-    PodEnvironment,
+    PodStarter,
     follow,
     is_over,
-    meeting_of,
     pod_number,
 )
 from harness.features.kubernetes.profile import PROFILE_FILE, KubernetesProfile, object_name
@@ -30,19 +26,18 @@ from harness.jobs.documents import COST_HEADS, COST_NUMERIC, Document, JobMaker,
 from harness.jobs.job_status import Cancelled, JobStatus
 from harness.jobs.planned import PlannedJob
 from harness.jobs.start import JobStart
-from harness.launchers.campaign_call import JobCampaignCall
 from harness.launchers.job_call import JobCall, Todo
-from harness.launchers.launcher import JobLauncher, LauncherCall, MatrixCall, WorkerHosts
+from harness.launchers.launcher import JobLauncher, MatrixCall, WorkerHosts
 from harness.launchers.plan_text import plan_header
 from harness.plan.options import read_job_time_s
 from harness.plan.study_file import StudyFile
 from results.environment import CodeVersion
 from results.errors import BenchError, UsageError, bench_call
-from results.files import YAML_BYTES, read, write_once
+from results.files import read
 from results.job import Job, Submission
 from results.job_store import JobStore
 from results.outcome import Ending, Outcome
-from results.plan import Placement, Plan
+from results.plan import Plan
 from results.store import Study, utc_now
 
 TIMEOUT_S = 60.0
@@ -139,39 +134,11 @@ class KubernetesCall(JobCall):
         for document in documents:
             self._console.result(document.text)
 
-    def document_of_call(
-        self, jobs: JobMaker, placement: Placement, limit_s: float, files: Mapping[str, Path]
-    ) -> Document:
-        """A job whose first pod makes the call, and finds its files in the job's folder.
-
-        They are copied once nothing refuses the job any more.
-        """
-        seen, job = (
-            self._study_folder(jobs.root),
-            jobs.of_call("run", (), placement=placement, limit_s=limit_s),
-        )
-        folder, files = f"{seen}/jobs/{job.job_id}", {"--site": Path(str(self._options.site)), **files}
-        names = {flag: f"{flag.strip('-')}.yaml" for flag in files}
-        places = [word for flag, name in names.items() for word in (flag, f"{folder}/{name}")]
-        # The last value of a flag counts.
-        arguments = (*self._call.arguments, "--out", seen, *places)
-        job = msgspec.structs.replace(job, arguments=arguments)
-        text = manifest(self._profile, job, folder=folder, working_folder=self._call.folder)
-        for flag, path in files.items():
-            write_once(JobStore(jobs.root).folder(job.job_id) / names[flag], read(path, most=YAML_BYTES).data)
-        return Document(job=job, text=text)
-
-    def within(self, study: Study) -> LauncherCall:
-        store, job_id = JobStore(study.root), os.environ.get(JOB_VARIABLE)
-        if job_id is None:
-            return self
-        return JobCampaignCall(self._call, self.hosts, job_id, PodEnvironment(store.job(job_id), store))
-
     def hand_over(self, todo: Todo) -> int:
         """Write new jobs, and print the commands that apply them and earlier ones, or run these commands."""
         root, new = todo.study.root, todo.new
         store = JobStore(root)
-        if new and new[0].job.cells:
+        if new:
             self._console.table(COST_HEADS, cost_rows(new), numeric=COST_NUMERIC)
         for document in new:
             store.add(document.job, document=document.text, name=MANIFEST)
@@ -243,10 +210,9 @@ class KubernetesLauncher(JobLauncher):
     def run_job(self, study: Study, job: Job) -> int:
         number = pod_number()
         if number:
-            return follow(study, job, number, meeting_of(job))
+            return follow(study, job, number)
         store = JobStore(study.root)
         if is_over(store, job):
             # The cluster has started the pod again after the end of its program.
             return 0
-        start = CallStart if job.arguments else JobStart
-        return start(study, job, PodEnvironment(job, store)).run()
+        return JobStart(study, job, PodStarter(job, store)).run()

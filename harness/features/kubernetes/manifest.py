@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -42,10 +41,9 @@ _FAILURES: list[_Json] = [
 """A pod that the cluster took away is replaced, as often as there are retries; one that failed is not."""
 
 
-def manifest(profile: KubernetesProfile, job: Job, *, folder: str, working_folder: Path | None = None) -> str:
+def manifest(profile: KubernetesProfile, job: Job, *, folder: str) -> str:
     """The YAML of a job's objects, for kubectl. `folder` is the job's own, as the pods see it.
 
-    The pods start in `working_folder` if it is on the volume, else in the folder where the volume is mounted.
     Raises UsageError for a folder that is not on the volume, and for more GPUs than a node has.
     """
     if not folder.startswith(f"{profile.mount_path}/"):
@@ -72,8 +70,6 @@ def manifest(profile: KubernetesProfile, job: Job, *, folder: str, working_folde
     }
     queue = {} if profile.queue is None else {QUEUE_LABEL: profile.queue}
     program = [profile.python, "-m", "harness.launchers.program", folder]
-    on_volume = working_folder is not None and working_folder.is_relative_to(profile.mount_path)
-    starts_in = str(working_folder) if on_volume else profile.mount_path
     pods = {
         "metadata": _given({"labels": labels, "annotations": dict(sorted(profile.pod_annotations.items()))}),
         "spec": {
@@ -81,7 +77,7 @@ def manifest(profile: KubernetesProfile, job: Job, *, folder: str, working_folde
             # The Job's own limit would also count the time that its pods wait for nodes.
             "activeDeadlineSeconds": math.ceil(job.time_limit_s) + FETCH_S,
             "subdomain": name,
-            **_pod(profile, job, program, starts_in, selector),
+            **_pod(profile, job, program, selector),
         },
     }
     jobs = {
@@ -114,9 +110,7 @@ def pod_address(profile: KubernetesProfile, job: Job) -> str:
     return f"{name}-0.{name}.{profile.namespace}.svc"
 
 
-def _pod(
-    profile: KubernetesProfile, job: Job, command: list[str], folder: str, selector: dict[str, str]
-) -> _Json:
+def _pod(profile: KubernetesProfile, job: Job, command: list[str], selector: dict[str, str]) -> _Json:
     apart = {"labelSelector": {"matchLabels": selector}, "topologyKey": "kubernetes.io/hostname"}
     affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
     return _given(
@@ -144,7 +138,7 @@ def _pod(
                 "fsGroupChangePolicy": "OnRootMismatch",
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
-            "containers": [_container(profile, job, command, folder)],
+            "containers": [_container(profile, job, command)],
             "volumes": [
                 {"name": "results", "persistentVolumeClaim": {"claimName": profile.volume_claim}},
                 {
@@ -162,7 +156,7 @@ def _pod(
     )
 
 
-def _container(profile: KubernetesProfile, job: Job, command: list[str], folder: str) -> _Json:
+def _container(profile: KubernetesProfile, job: Job, command: list[str]) -> _Json:
     environment = {
         **profile.environment,
         "PYTHONSAFEPATH": "1",
@@ -189,7 +183,7 @@ def _container(profile: KubernetesProfile, job: Job, command: list[str], folder:
             "name": "bench",
             "image": profile.image,
             "command": [unexpanded(word) for word in command],
-            "workingDir": folder,
+            "workingDir": profile.mount_path,
             "env": [
                 {"name": name, "value": unexpanded(value)} for name, value in sorted(environment.items())
             ],

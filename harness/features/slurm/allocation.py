@@ -9,12 +9,11 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from harness.jobs.start import AGAIN, JobEnvironment
-from harness.launch.starter import LogWords, Starter
+from harness.jobs.start import AGAIN, JobStarter
+from harness.launch.starter import LogWords
 from harness.launch.tally import Conditions
 from reports.text import count
 from results import files
@@ -26,7 +25,6 @@ from results.launch import Launch
 from results.outcome import Ending, Outcome
 from results.site import seconds
 from slurm.client import Client
-from slurm.job_view import expand_hosts
 from slurm.notices import (
     ALLOCATION_OVER,
     CONTROLLER_AWAY,
@@ -37,7 +35,7 @@ from slurm.notices import (
     read_notice,
 )
 from slurm.runner import SlurmError
-from slurm.script import agent_command, log_path, rendezvous_port
+from slurm.script import HOSTS, agent_command, log_path, rendezvous_port
 from slurm.site import SITE_FILE, SiteProfile
 
 LOG = "agent"
@@ -50,47 +48,8 @@ LEAST_DELAY_S = 120.0
 """The shortest time for which a step may wait for its creation, unless the profile has another."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allocation:
-    """The allocation that Slurm gave this process, by its variables."""
-
-    slurm_id: int
-    start: int
-    """0, and one more each time that Slurm put the job back into the queue."""
-    nodes: tuple[str, ...]
-    gpus_per_node: int | None
-    """None: the job asked for no GPUs, or Slurm does not count them."""
-    address: str
-    """The address of the first node."""
-
-    @classmethod
-    def here(cls, variables: Mapping[str, str] = os.environ) -> Allocation | None:
-        """Read the allocation of this process; None outside of one."""
-        if "SLURM_JOB_ID" not in variables:
-            return None
-        gpus = variables.get("SLURM_GPUS_ON_NODE")
-        return cls(
-            slurm_id=int(variables["SLURM_JOB_ID"]),
-            start=int(variables.get("SLURM_RESTART_COUNT", "0")),
-            nodes=expand_hosts(variables["SLURM_JOB_NODELIST"]),
-            gpus_per_node=int(gpus) if gpus is not None and gpus.isdecimal() else None,
-            address=variables["MASTER_ADDR"],
-        )
-
-    def obstacle(self, job: Job) -> str | None:
-        """Why the allocation is not the job's; None if it is."""
-        placement = job.placement
-        if len(self.nodes) != placement.nodes:
-            why = f"the allocation has {count(len(self.nodes), 'node')} and the job is for {placement.nodes}"
-        elif self.gpus_per_node is not None and self.gpus_per_node < placement.gpus_per_node:
-            why = f"a node has {self.gpus_per_node} GPUs here and the job needs {placement.gpus_per_node}"
-        else:
-            return None
-        return f"{why}: its script was edited; {AGAIN}"
-
-
-class SlurmStarter(Starter):
-    """Starts the launches of one job."""
+class SlurmStarter(JobStarter):
+    """Starts the launches of one start of a job, in the allocation of this process."""
 
     tells_kills = True
     log_words = LogWords(
@@ -103,10 +62,21 @@ class SlurmStarter(Starter):
         agent_logs=f"{LOG}-*.log",
     )
 
-    def __init__(self, site: SiteProfile, allocation: Allocation, job_folder: Path) -> None:
-        self._site = site
-        self._allocation = allocation
-        self._log = log_path(job_folder, allocation.slurm_id)
+    def __init__(self, job: Job, store: JobStore, variables: Mapping[str, str] = os.environ) -> None:
+        """Raises MachineError outside of an allocation."""
+        if "SLURM_JOB_ID" not in variables:
+            raise MachineError(f"{job.name} is for an allocation of Slurm, and runs outside of one")
+        self._site = site = SITE_FILE.converted(job.site, f"the profile of {job.name}")
+        self.scheduler_id = variables["SLURM_JOB_ID"]
+        self._number = int(self.scheduler_id)
+        self.start = int(variables.get("SLURM_RESTART_COUNT", "0"))
+        self.nodes = tuple(variables[HOSTS].split())
+        # A job that asks for no GPUs lacks the variable, and some clusters do not count them.
+        gpus = variables.get("SLURM_GPUS_ON_NODE", "")
+        self._gpus_per_node = int(gpus) if gpus.isdecimal() else None
+        self._address = variables["MASTER_ADDR"]
+        self.notice_s = float(site.time.signal_s(job.time_limit_s))
+        self._log = log_path(store.folder(job.job_id), self._number)
         self._begins_at = self._log.stat().st_size if self._log.exists() else 0
         self._earlier = _text(self._log, 0)
         self._launches = 0
@@ -117,13 +87,32 @@ class SlurmStarter(Starter):
         self.pins = site.exclusive or confined
 
     def command(self, launch: Launch, path: Path) -> tuple[str, ...]:
-        port = rendezvous_port(self._allocation.slurm_id, self._launches)
+        port = rendezvous_port(self._number, self._launches)
         self._launches += 1
-        agent = (
-            *(python(self._site), "-m", "harness.features.slurm.agent"),
-            *(str(path), f"{self._allocation.address}:{port}"),
-        )
+        program = (python(self._site), "-m", "harness.features.slurm.agent")
+        agent = (*program, str(path), f"{self._address}:{port}")
         return agent_command(self._site, launch.placement, agent, path.parent / LOG)
+
+    def left_s(self) -> float | None:
+        try:
+            view = Client(timeout_s=ANSWER_S).query([self._number]).get(self._number)
+        except SlurmError:
+            return None
+        return None if view is None else view.left_s(time.time())
+
+    def conditions(self, code: CodeVersion) -> Conditions:
+        # The software inside a container image is not visible from outside.
+        return Conditions.elsewhere(code) if self._site.container else Conditions.here(code)
+
+    def obstacle(self, job: Job) -> str | None:
+        placement = job.placement
+        if len(self.nodes) != placement.nodes:
+            why = f"the allocation has {count(len(self.nodes), 'node')} and the job is for {placement.nodes}"
+        elif self._gpus_per_node is not None and self._gpus_per_node < placement.gpus_per_node:
+            why = f"a node has {self._gpus_per_node} GPUs here and the job needs {placement.gpus_per_node}"
+        else:
+            return None
+        return f"{why}: its script was edited; {AGAIN}"
 
     @cached_property
     def most_delay_s(self) -> float:
@@ -141,15 +130,15 @@ class SlurmStarter(Starter):
         return self.notice() or Ending(Outcome.CANCELLED, words)
 
     def earlier_notice(self) -> Ending | None:
-        """Why Slurm ended the start before this one: all starts write to one log."""
-        notice = read_notice(self._earlier, self._allocation.slurm_id)
+        # All starts write to one log.
+        notice = read_notice(self._earlier, self._number)
         return None if notice is None else Ending(notice.outcome, f"before: {notice.reason}")
 
     def notice(self) -> Ending | None:
         """Read the ending that Slurm has written into the job's log, or writes within a moment."""
         end = time.monotonic() + NOTICE_S
         while True:
-            notice = read_notice(_text(self._log, self._begins_at), self._allocation.slurm_id)
+            notice = read_notice(_text(self._log, self._begins_at), self._number)
             if notice is not None:
                 return Ending(notice.outcome, f"the job was asked to end: {notice.reason}")
             if time.monotonic() > end:
@@ -169,38 +158,3 @@ def python(site: SiteProfile) -> str:
     if site.container is not None:
         return site.container.python
     return site.python or sys.executable
-
-
-class SlurmEnvironment(JobEnvironment):
-    """An allocation of Slurm."""
-
-    def __init__(self, job: Job, store: JobStore) -> None:
-        allocation = Allocation.here()
-        if allocation is None:
-            raise MachineError(f"{job.name} is for an allocation of Slurm, and runs outside of one")
-        site = SITE_FILE.converted(job.site, f"the profile of {job.name}")
-        self._allocation = allocation
-        self._in_container = site.container is not None
-        self.scheduler_id = str(allocation.slurm_id)
-        self.start = allocation.start
-        self.nodes = allocation.nodes
-        self.notice_s = float(site.time.signal_s(job.time_limit_s))
-        self.starter: SlurmStarter = SlurmStarter(site, allocation, store.folder(job.job_id))
-
-    def left_s(self) -> float | None:
-        number = self._allocation.slurm_id
-        try:
-            view = Client(timeout_s=ANSWER_S).query([number]).get(number)
-        except SlurmError:
-            return None
-        return None if view is None else view.left_s(time.time())
-
-    def conditions(self, code: CodeVersion) -> Conditions:
-        # The software inside a container image is not visible from outside.
-        return Conditions.elsewhere(code) if self._in_container else Conditions.here(code)
-
-    def earlier_notice(self) -> Ending | None:
-        return self.starter.earlier_notice()
-
-    def obstacle(self, job: Job) -> str | None:
-        return self._allocation.obstacle(job)

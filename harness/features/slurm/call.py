@@ -5,26 +5,23 @@ A `Submitter` submits as many jobs as Slurm takes, and says what happens to the 
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
 from math import inf
 from pathlib import Path
 from typing import Literal
 
-from harness.features.slurm.allocation import Allocation, SlurmEnvironment, python
+from harness.features.slurm.allocation import python
 from harness.jobs.closing import end_of_job
 from harness.jobs.documents import COST_HEADS, COST_NUMERIC, Document, JobMaker, cost_rows
 from harness.jobs.job_status import JobStatus
 from harness.jobs.planned import PlannedJob
-from harness.launchers.campaign_call import JobCampaignCall
 from harness.launchers.job_call import JobCall, Todo
 from harness.launchers.jobs import job_statuses
-from harness.launchers.launcher import LauncherCall, MatrixCall, WorkerHosts
+from harness.launchers.launcher import MatrixCall, WorkerHosts
 from harness.launchers.plan_text import plan_header
 from harness.machine.code import checkout
 from harness.plan.options import read_job_time_s
@@ -49,8 +46,6 @@ from slurm.site_checks import over_limits
 
 FEEDING = 3
 """Number of jobs in the queue at a time, if a job submits the next ones."""
-_FOLLOW_UP_S = 900.0
-"""Time limit of a job that submits other jobs, or writes a report."""
 _ALL_DONE = "every cell has its runs or its reason"
 
 
@@ -84,13 +79,6 @@ def _require_seen(site: SiteProfile, root: Path) -> None:
                 f"{what} is in {path}, and the container sees nothing there: add {path}:{path} or a "
                 f"folder above it to container.mounts in the profile, under the same path on both sides"
             )
-
-
-@cache
-def _environment(root: Path, job_id: str) -> SlurmEnvironment:
-    """The one environment of all launches of this process for a job, since its starter counts them."""
-    store = JobStore(root)
-    return SlurmEnvironment(store.job(job_id), store)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,23 +169,6 @@ class SlurmCall(JobCall):
         program = ("harness.launchers.program", str(JobStore(jobs.root).folder(job.job_id)))
         return self._scripted(jobs, job, planned.placement, jobs.root, program)
 
-    def document_of_call(
-        self, jobs: JobMaker, placement: Placement | None, limit_s: float, files: Mapping[str, Path]
-    ) -> Document:
-        return self._of_call(jobs, "run", self._call.arguments, placement, limit_s)
-
-    def _of_call(
-        self,
-        jobs: JobMaker,
-        purpose: Purpose,
-        arguments: tuple[str, ...],
-        placement: Placement | None = None,
-        limit_s: float = _FOLLOW_UP_S,
-    ) -> Document:
-        """A job that makes a call of bench; without a placement a small one, which follows other jobs."""
-        job = jobs.of_call(purpose, arguments, placement=placement, limit_s=limit_s)
-        return self._scripted(jobs, job, placement, self._call.folder, ("harness.cli", *arguments))
-
     def _scripted(
         self, jobs: JobMaker, job: Job, placement: Placement | None, folder: Path, module: Sequence[str]
     ) -> Document:
@@ -279,15 +250,6 @@ class SlurmCall(JobCall):
             self._follow(submitter, todo, live, Submitted())
         return 0
 
-    def within(self, study: Study) -> LauncherCall:
-        store, name = JobStore(study.root), os.environ.get("SLURM_JOB_NAME")
-        job = next((job for job in store.jobs() if job.name == name and not job.cells), None)
-        if job is None or Allocation.here() is None:
-            return self
-        return JobCampaignCall(
-            self._call, self.hosts, job.job_id, _environment(study.root.resolve(), job.job_id)
-        )
-
     def summary(self, documents: Sequence[Document]) -> list[str]:
         if documents and self.hosts.has_gpus and self._site.cpus_per_gpu is None and not self._site.exclusive:
             self._console.warn(
@@ -319,7 +281,9 @@ class SlurmCall(JobCall):
             purpose, arguments = "report", ("report", str(todo.study.root.resolve()))
         else:
             return False
-        return submitter.follow(self._of_call(todo.jobs, purpose, arguments), after, done)
+        job = todo.jobs.follow_up(purpose, arguments)
+        script = self._scripted(todo.jobs, job, None, self._call.folder, ("harness.cli", *arguments))
+        return submitter.follow(script, after, done)
 
 
 def _grows(todo: Todo) -> bool:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from harness.features.slurm.allocation import SlurmEnvironment
+from harness.features.slurm.allocation import SlurmStarter
 from harness.features.slurm.call import SlurmCall
 from harness.features.slurm.profile import found_profile
 from harness.jobs.closing import FORGOTTEN, close, kept_status, own_word
@@ -212,4 +212,4 @@ class SlurmLauncher(JobLauncher):
         return cancel(study, live, Client())
 
     def run_job(self, study: Study, job: Job) -> int:
-        return JobStart(study, job, SlurmEnvironment(job, JobStore(study.root))).run()
+        return JobStart(study, job, SlurmStarter(job, JobStore(study.root))).run()

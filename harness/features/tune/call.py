@@ -39,7 +39,6 @@ from harness.features.tune.space import (
 )
 from harness.launch.tally import Tally
 from harness.launchers.campaign_call import CampaignCall
-from harness.launchers.job_call import JobCall
 from harness.launchers.launcher import LauncherCall
 from harness.machine.code import planned_code
 from harness.machine.device import cpu_model, visible_gpus
@@ -57,7 +56,6 @@ from results.files import study_lock
 from results.outcome import Outcome
 from results.parts import Unknown
 from results.plan import Plan, Request
-from results.rebuild import rebuilt_plan
 from results.run import RunResult
 from results.store import Study
 from results.value_types import seconds_between
@@ -72,8 +70,6 @@ EXAMPLE_S = 600.0
 """The `--max-time` for which a dry run without one says what it would try."""
 _SILENCE_S = 300.0
 """Seconds without progress after which a trial counts as hung: more than compilation takes."""
-_JOB_S = 300.0
-"""Seconds that the job of a tune asks for in addition to `--max-time`: its start and the report."""
 
 
 class Tune(Matrix):
@@ -88,9 +84,10 @@ class Tune(Matrix):
         _check(options, self._file)
         plain = msgspec.structs.replace(options, max_time=None, max_gpu_hours=None, baseline=False)
         super().__init__(plain, study_file=None, arguments=arguments)
-        if not isinstance(self._call, CampaignCall | JobCall):
+        if not isinstance(self._call, CampaignCall):
             raise UsageError(
-                f"bench tune starts its launches itself: --launcher {self._launcher.name} cannot"
+                f"bench tune starts its launches itself, and --launcher {self._launcher.name} leaves them to "
+                f"others: give --launcher local on a node that the cluster has given you"
             )
         [self._ranks] = self._request.gpus
         self._trials = Study(self._root / TRIALS)
@@ -133,8 +130,7 @@ class Tune(Matrix):
             max_time_s=None if most_s == math.inf else max(0.0, most_s),
             **changes,
         )
-        call = self._accepted(options, self._console)
-        return call.within(Study(self._root)) if isinstance(call, JobCall) else call
+        return self._accepted(options, self._console)
 
     def _left_s(self, share: float = 1.0) -> float:
         """Seconds of a share of the time that are left before the final must begin."""
@@ -249,8 +245,6 @@ class Tune(Matrix):
                 f"{self._root / TUNING_FILE} names the setting {lost[0]!r}, which the space lacks: it was "
                 f"damaged or edited; move it away, and the same command writes it again from the trials"
             )
-        if isinstance(self._call, JobCall):
-            return self._submit(self._call, study, kept)
         if kept is not None and kept.final:
             self._tuning = kept
             self._console.note(
@@ -270,21 +264,6 @@ class Tune(Matrix):
             return super().run(report=report)
         except MachineError as error:
             raise self._cut_short(error) from error
-
-    def _submit(self, call: JobCall, study: Study, kept: Tuning | None) -> int:
-        """Submit one job that makes this call in its allocation. Returns the exit code."""
-        final = study.plans()[-1:]
-        if kept is not None and kept.answer is not None:
-            code = self._tell(kept.answer)
-            if not any(call.left(study, plan, planned_code([plan]))[0] for plan in final):
-                return code
-        if self._most_s == math.inf:
-            raise UsageError("how long a tune takes is not known before: give a limit, such as --max-time 1h")
-        plan = rebuilt_plan(study.name, [self._space.default.cell], ())
-        request = msgspec.structs.replace(plan.request, gpus_per_node=self._request.gpus_per_node)
-        plan = msgspec.structs.replace(plan, request=request)
-        files = {"--space": self._space_path} if self._space_path else {}
-        return call.submit_call(study, plan, planned_code([plan]), self._most_s + _JOB_S, files)
 
     def _search(self) -> None:
         """Run rungs until the race or the time is over; then choose who goes to the final."""
@@ -390,9 +369,8 @@ class Tune(Matrix):
         studies = [one for one in (self._trials, Study(self._root)) if one.is_there]
         ran = (run.environment for study in studies for run in study.results(keep=True))
         names = {environment.device_name for environment in ran if environment is not None}
-        if isinstance(self._call, CampaignCall):
-            gpus = visible_gpus() if self._request.device == "cuda" else []
-            names.add(gpus[0].name if gpus else cpu_model())
+        gpus = visible_gpus() if self._request.device == "cuda" else []
+        names.add(gpus[0].name if gpus else cpu_model())
         if len(names) > 1:
             raise UsageError(
                 f"the runs in {self._root} cannot be compared, as they would be on "

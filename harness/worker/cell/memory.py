@@ -47,7 +47,8 @@ class MemoryLimit:
     def __init__(self, limit_mb: int | None = None, device: torch.device | None = None) -> None:
         self._gauge: Gauge | None = None
         if limit_mb is not None:
-            self._gauge = HostMemory() if device is None else _gauge(device)
+            on = None if device is None else device_of(device)
+            self._gauge = HostMemory() if on is None or on.memory() is None else DeviceMemory(on)
             self._mark = self._gauge.taken()
             self._most = self._mark + limit_mb * MIB
         self._holds = False
@@ -153,11 +154,6 @@ class DeviceMemory:
 
 Gauge = HostMemory | DeviceMemory
 """One kind of memory: how much of it this rank has taken, and a cap on it."""
-
-
-def _gauge(device: torch.device) -> Gauge:
-    on = device_of(device)
-    return HostMemory() if on.memory() is None else DeviceMemory(on)
 
 
 def reset_peaks(device: torch.device) -> dict[str, str]:

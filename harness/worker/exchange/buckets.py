@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -89,22 +90,6 @@ def _nodes(loss: Tensor) -> set[Node]:
     return found
 
 
-class _Tally:
-    """Keeps for each step how many buckets began early, and the share of backward that was left at each."""
-
-    def __init__(self) -> None:
-        self.early = [0]
-        self.left: list[list[float]] = [[]]
-
-    def add(self, backward: _BackwardPass) -> None:
-        self.early[-1] += bool(backward.gradients)
-        self.left[-1].append(backward.left)
-
-    def step_done(self) -> None:
-        self.early.append(0)
-        self.left.append([])
-
-
 class BucketCounter:
     """Counts the buckets of a trainer's steps, which it observes; it passes all calls on to `observer`."""
 
@@ -112,7 +97,9 @@ class BucketCounter:
         self._observer = observer
         self._phase: Phase | None = None
         self._backward = _BackwardPass()
-        self._announced, self._sums = _Tally(), _Tally()
+        self._announced: list[list[tuple[bool, float]]] = [[]]
+        """For each step and bucket, whether it began early, and the share of backward that was left."""
+        self._sums: list[list[tuple[bool, float]]] = [[]]
 
     @contextmanager
     def counting(self, trainer: Trainer) -> Iterator[None]:
@@ -131,27 +118,28 @@ class BucketCounter:
 
     def step_done(self, loss: Tensor) -> None:
         self._phase = None
-        self._announced.step_done()
-        self._sums.step_done()
+        self._announced.append([])
+        self._sums.append([])
         self._observer.step_done(loss)
 
     def announced(self) -> None:
         """Count a bucket that a strategy begins to exchange."""
-        self._announced.add(self._backward)
+        self._announced[-1].append((bool(self._backward.gradients), self._backward.left))
 
     def issued(self, name: str) -> None:
         """Count an operation of the exchange, by its name."""
         if self._phase is Phase.BACKWARD and name in _SUMS:
-            self._sums.add(self._backward)
+            self._sums[-1].append((bool(self._backward.gradients), self._backward.left))
 
     def counted(self, groups: GroupLayout) -> tuple[Buckets | None, dict[str, str]]:
         """Return the buckets of the steps so far, and the reasons for what is not known, by name."""
-        announces = any(self._announced.left)
+        announces = any(self._announced)
         if groups.tensor > 1 and not announces:
             return None, {"buckets": "tensor parallelism sums activations in the backward pass too"}
-        tally = self._announced if announces else self._sums
-        early, left = tally.early[:-1], tally.left[:-1]
-        started = [len(step) for step in left]
+        steps = (self._announced if announces else self._sums)[:-1]
+        early = [sum(map(itemgetter(0), step)) for step in steps]
+        left = [[share for _, share in step] for step in steps]
+        started = list(map(len, steps))
         if groups.pipeline > 1:
             reason = "a pipeline's stages have several backward passes at once"
             return Buckets(started=started), {"buckets": reason}

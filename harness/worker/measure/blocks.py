@@ -76,21 +76,11 @@ class NotTrainedError(Exception):
     """Steps without exchange did not do what steps with it do, so that their time is not comparable."""
 
 
-@dataclass(slots=True)
-class _Updates:
-    """Counts the updates of an optimizer."""
-
-    count: int = 0
-
-    def made(self, *_: object) -> None:
-        self.count += 1
-
-
 @contextmanager
-def always_updated(trainer: Trainer) -> Iterator[_Updates]:
-    """Count the updates of steps that will be undone. A loss scaler keeps its scale, and leaves none out."""
-    updates, scaler, optimizer = _Updates(), trainer.scaler, trainer.optimizer
-    hook = optimizer.register_step_post_hook(updates.made)
+def always_updated(trainer: Trainer) -> Iterator[list[object]]:
+    """List the updates of steps that will be undone. A loss scaler keeps its scale, and leaves none out."""
+    updates, scaler, optimizer = list[object](), trainer.scaler, trainer.optimizer
+    hook = optimizer.register_step_post_hook(lambda *made: updates.append(made))
 
     def step(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         # Each step waits for the device to know whether a gradient overflowed, as it does with the exchange.
@@ -257,7 +247,7 @@ class Stopwatch:
             snapshot.restore()
             quads.on_second_ns.append(self._drawn_block(batches)[0])
             del batches, snapshot
-            self._require_trained(2 * steps - updates.count)
+            self._require_trained(2 * steps - len(updates))
         return quads
 
     def _enough(self, quads: Quads, policy: StepPolicy) -> bool:

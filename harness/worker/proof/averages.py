@@ -126,10 +126,10 @@ def compare_step(
     cell: Cell, gradients: Tensors, buffers: Tensors, reference: Reference, balance: Balance | None
 ) -> list[ProofFinding]:
     """Compare one step with the reference: its gradients themselves, or the books of a lossy exchange."""
-    if balance is None:
-        return compare_gradients(cell, gradients, buffers, reference)
     findings = compare_surroundings(cell, gradients, buffers, reference)
-    if finite(gradients):
+    if balance is None:
+        findings += compare_gradients(cell, gradients, reference)
+    elif finite(gradients):
         findings.append(something_sent(gradients, reference.gradients))
         findings += compare_balance(cell, balance, reference)
     return findings

@@ -103,20 +103,15 @@ class ProofFinding:
         return cls(passed=difference <= bound, of=of, what=what, difference=difference, bound=bound)
 
 
-def compare_gradients(
-    cell: Cell, gradients: Tensors, buffers: Tensors, reference: Reference
-) -> list[ProofFinding]:
-    """Compare gradients, and the buffers that a replica left, with the reference."""
-    findings = compare_surroundings(cell, gradients, buffers, reference)
+def compare_gradients(cell: Cell, gradients: Tensors, reference: Reference) -> list[ProofFinding]:
     if exact_arithmetic(cell):
-        findings += elementwise(gradients, reference.gradients, reference.bounds)
-    elif finite(gradients):
-        both, tolerance = (gradients, reference.gradients), tolerance_of(cell)
-        if cell.model_parallel > 1:
-            findings += relative_each(*both, tolerance, ROUNDING[cell.precision])
-        else:
-            findings += relative("gradient", *both, tolerance)
-    return findings
+        return elementwise(gradients, reference.gradients, reference.bounds)
+    if not finite(gradients):
+        return []
+    both, tolerance = (gradients, reference.gradients), tolerance_of(cell)
+    if cell.model_parallel > 1:
+        return relative_each(*both, tolerance, ROUNDING[cell.precision])
+    return relative("gradient", *both, tolerance)
 
 
 def compare_surroundings(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import mmap
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +31,8 @@ from strategies.compression.promise import (
     WireBytes,
 )
 from strategies.exchange.buckets import Bucket
+
+T = TypeVar("T")
 
 ROUNDING = 1e-4
 """Relative error that sums and differences in single precision are allowed."""
@@ -152,25 +155,17 @@ class _CountingWire:
     """A wire that counts the bytes that this rank hands to it."""
 
     def __init__(self, wire: Wire) -> None:
-        self._wire = wire
         self.rank, self.size = wire.rank, wire.size
         self.bytes = 0
+        self.all_reduce, self.largest = self._counted(wire.all_reduce), self._counted(wire.largest)
+        self.all_gather, self.all_to_all = self._counted(wire.all_gather), self._counted(wire.all_to_all)
 
-    def all_reduce(self, values: Tensor) -> None:
-        self.bytes += values.nbytes
-        self._wire.all_reduce(values)
+    def _counted(self, call: Callable[[Tensor], T]) -> Callable[[Tensor], T]:
+        def counting(values: Tensor) -> T:
+            self.bytes += values.nbytes
+            return call(values)
 
-    def largest(self, values: Tensor) -> None:
-        self.bytes += values.nbytes
-        self._wire.largest(values)
-
-    def all_gather(self, values: Tensor) -> Tensor:
-        self.bytes += values.nbytes
-        return self._wire.all_gather(values)
-
-    def all_to_all(self, values: Tensor) -> Tensor:
-        self.bytes += values.nbytes
-        return self._wire.all_to_all(values)
+        return counting
 
 
 def compare_promises(

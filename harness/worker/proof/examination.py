@@ -45,7 +45,7 @@ from harness.worker.proof.reference import (
     host_copy,
     optimizer_history,
 )
-from harness.worker.proof.sampled import Sampled, Sampling, averages_whole_gradients
+from harness.worker.proof.sampled import Sampling, averages_whole_gradients
 from harness.worker.proof.simulation import (
     ONCE_S,
     OWN_COLLECTIVES,
@@ -84,7 +84,7 @@ class Examined:
     sampled: int = 0
     """Number of steps whose gradients were compared in projections."""
     smallest: float = 0.0
-    """Largest `Sampled.smallest` of these steps."""
+    """Size of a defect that these steps may miss, as `Sampling.compare` says: the largest of them."""
 
 
 @dataclass(kw_only=True)
@@ -121,8 +121,8 @@ class Examination:
         """Findings about what a compressor promises."""
         self._stale = False
         """Whether this replica's buffers were not what rank 0 computed for it."""
-        self._sampled: list[Sampled] = []
-        """Steps that were not simulated, but sampled."""
+        self._sampled: list[float] = []
+        """Sizes of the defects that are missed in steps that were not simulated, but sampled."""
         self._alone = 0
         """Number of steps that were not averaged over all replicas."""
         self._averages = 0
@@ -157,8 +157,8 @@ class Examination:
             self._compute(step)
         found = sampling.compare()
         if found is not None:
-            self._sampled.append(found)
-            self._findings += found.findings
+            self._sampled.append(found[1])
+            self._findings += found[0]
         self.beat()
         self._update()
 
@@ -209,7 +209,7 @@ class Examination:
             shared=self._simulator.shared,
             exercised=self._promise.of == "gradients" or self._averages > 0,
             sampled=len(self._sampled),
-            smallest=max((step.smallest for step in self._sampled), default=0.0),
+            smallest=max(self._sampled, default=0.0),
         )
 
     def _examine(self, number: int, *, each: bool) -> str | None:

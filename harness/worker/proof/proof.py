@@ -18,10 +18,6 @@ A strategy's facts promise whose gradients, or parameters after the update, a re
 (`strategies.promise`). Where not all replicas average their gradients, each rank recomputes its own replica
 from its own parameters, and an average is checked against what its partners (`averages`) recomputed. How near
 two computations must be, `comparison` says.
-
-The verdicts make a Proof of the comparisons, in the words that a reader of the report sees.
-`own_code_cause` names what in a user's model may be why its proof failed, though the strategy under test is
-right.
 """
 
 from __future__ import annotations
@@ -51,11 +47,9 @@ from results.cell import Cell
 from results.record import COPIES, LATE_STEPS, LONGEST_S, STEPS, Proof
 from strategies.catalog import STRATEGIES
 from strategies.gradient_exchange import GradientExchange
-from strategies.promise import Promise
 from strategies.trainer import Trainer
 from strategies.training.observer import SilentObserver
 from strategies.training.parallel import ParallelModel
-from workloads.batch import Batch
 from workloads.catalog import WORKLOADS, facts
 from workloads.data import POOL
 from workloads.datasets.facts import DATASETS, Own
@@ -76,18 +70,6 @@ def first_steps(model: ParallelModel) -> list[bool]:
     wanted = max(STEPS, AFTER_RAMP) if not ramp else AFTER_RAMP
     local = -(-wanted // period) * period
     return [step < STEPS or step >= ramp for step in range(max(STEPS, ramp + local))]
-
-
-def take_first_steps(
-    setup: CellSetup, trainer: Trainer, batches: Iterator[Batch], beat: Beat, first: FirstStep
-) -> None:
-    """Take the steps of a proof without checks: a run that is not proven takes the same steps."""
-    for step in range(len(first_steps(trainer.model))):
-        seed_step(setup.cell.seed, step, setup.replica)
-        with first.part():
-            trainer.step(batches)
-        first.is_over()
-        beat()
 
 
 def prove(
@@ -322,7 +304,7 @@ def simulation_verdict(cell: Cell, found: Examined, *, steps: int) -> Proof:
     return Proof(
         method="serial-simulation",
         passed=True,
-        detail=f"{steps} steps of {_replicas(cell)} recomputed{where}; {_rule(cell)}"
+        detail=f"{steps} steps of {_counted(cell.replicas, 'replica')} recomputed{where}; {_rule(cell)}"
         + ("; gradients of an input that blocks share are added block by block" if found.by_blocks else ""),
         max_difference=max((finding.difference for finding in gradients), default=None),
         max_bound=max((finding.bound for finding in gradients), default=None),
@@ -342,8 +324,8 @@ def sampled_verdict(cell: Cell, found: Examined, obstacle: str) -> Proof:
     return Proof(
         method="sampled-gradients",
         passed=True,
-        detail=f"{steps} of {_replicas(cell)}: {PROJECTIONS} projections and {ELEMENTS} elements of each "
-        f"parameter's gradient are the mean of the replicas' within their rounding; a defect of "
+        detail=f"{steps} of {cell.replicas} replicas: {PROJECTIONS} projections and {ELEMENTS} elements of "
+        f"each parameter's gradient are the mean of the replicas' within their rounding; a defect of "
         f"{found.smallest:.2g} of such a gradient is missed with a probability of at most {MISSED:g}; "
         f"the replicas' parameters are equal bit for bit after the update; {obstacle}",
     )
@@ -354,7 +336,7 @@ def weaker(cell: Cell, agreed: bool, obstacle: str) -> Proof:
 
     On one device, and if no replicas need be equal, it says only that the loss is finite.
     """
-    promise, found = _promise(cell), "are equal bit for bit" if agreed else "differ"
+    promise, found = STRATEGIES.facts(cell.strategy).promise, "are equal bit for bit" if agreed else "differ"
     compared = f"the replicas' parameters {found} after the update"
     if not promise.equal:
         compared = f"the loss is finite; {cell.strategy} keeps no replicas equal, so that none were compared"
@@ -381,14 +363,6 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _replicas(cell: Cell) -> str:
-    return _counted(cell.replicas, "replica")
-
-
-def _promise(cell: Cell) -> Promise:
-    return STRATEGIES.facts(cell.strategy).promise
-
-
 def _rule(cell: Cell) -> str:
     if cell.compresses:
         return (
@@ -398,7 +372,7 @@ def _rule(cell: Cell) -> str:
     if not exact_arithmetic(cell):
         each = ", parameter by parameter" if cell.model_parallel > 1 else ""
         return f"gradients agree within {tolerance_of(cell):g} of their L2 norm{each}"
-    promise = _promise(cell)
+    promise = STRATEGIES.facts(cell.strategy).promise
     if promise.of == "parameters":
         means = "averaged parameters" if promise.all_equal else "parameters averaged with its partners'"
         return f"each rank's own gradients are equal bit for bit, {means} within their rounding"

@@ -25,7 +25,6 @@ import hashlib
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -69,17 +68,6 @@ def cannot_sample(cell: Cell) -> bool:
     # The compiler does not call the hooks by which the whole parameters of shards are found.
     unseen = cell.compile and STRATEGIES.facts(cell.strategy).shards
     return not averages_whole_gradients(cell) or cell.replicas == 1 or unseen
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
-    """Result of the projections of one step."""
-
-    findings: list[ProofFinding]
-    """One finding for each parameter."""
-    smallest: float
-    """The size of a defect that is missed with the probability `MISSED`, in parts of a parameter's gradient
-    (the mean of its replicas' L2 norms); the largest over the parameters."""
 
 
 class Sampling:
@@ -151,12 +139,14 @@ class Sampling:
         key = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=7).digest()
         return torch.Generator(self._control.device).manual_seed(int.from_bytes(key))
 
-    def compare(self) -> Sampled | None:
+    def compare(self) -> tuple[list[ProofFinding], float] | None:
         """Compare the gradients that the exchange left on this rank with what all ranks projected;
         collective.
 
-        Returns None for a step with a gradient that is not finite, which the loss scaler leaves out, if a
-        parameter could not be watched, and if the ranks draw different vectors.
+        Returns a finding for each parameter, and the size of a defect that is missed with the probability
+        `MISSED`, in parts of a parameter's gradient (the mean of its replicas' L2 norms): the largest over
+        the parameters. Returns None for a step with a gradient that is not finite, which the loss scaler
+        leaves out, if a parameter could not be watched, and if the ranks draw different vectors.
         """
         if not self._draw_alike():
             return None
@@ -180,7 +170,7 @@ class Sampling:
                 finding, size = self._compared(name, row[:-1] / replicas, left.get(name), sizes.get(name, 0))
                 findings.append(finding)
                 smallest = max(smallest, size)
-        return Sampled(findings=findings, smallest=smallest)
+        return findings, smallest
 
     def _draw_alike(self) -> bool:
         """Return whether all ranks draw the same vectors; collective.

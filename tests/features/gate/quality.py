@@ -43,7 +43,6 @@ from harness.features.gate.effect import (
     SPOILED_ABOVE,
     Verdict,
     judge,
-    judge_pairs,
     paired_effect,
     quad_log,
     quads,
@@ -341,7 +340,7 @@ def drawn(rng: np.random.Generator, recorded: Recorded, shift: float, *, cells: 
     found: set[Verdict] = set()
     for look in range(1, LOOKS + 1):
         effects = [paired_effect(s[: look * PAIRS_A_LOOK], ALPHA / LOOKS / JUDGED / cells) for s in samples]
-        found = {judge_pairs(effect, MARGIN) for effect in effects if effect is not None}
+        found = {judge(effect, MARGIN, paired=True) for effect in effects if effect is not None}
         if Verdict.INCONCLUSIVE not in found:
             break
     order = (Verdict.REGRESSED, Verdict.INCONCLUSIVE, Verdict.UNCHANGED, Verdict.IMPROVED)
@@ -403,7 +402,7 @@ def _simulated(rng: np.random.Generator, quad: float, shift: float) -> tuple[Ver
             seconds += OUTSIDE_S + 4 * BLOCK_S * taken
         effect = paired_effect(logs, ALPHA / LOOKS / JUDGED)
         assert effect is not None
-        change = judge_pairs(effect, MARGIN)
+        change = judge(effect, MARGIN, paired=True)
     return change, len(logs), seconds
 
 

@@ -19,7 +19,7 @@ from harness.features.gate.effect import (
     Effect,
     PairedSample,
     Verdict,
-    judge_pairs,
+    judge,
     pair_log,
     paired_effect,
     paired_sample,
@@ -102,13 +102,13 @@ def test_the_interval_is_that_of_a_paired_t_test() -> None:
 def test_a_clear_non_regression_needs_no_further_pair() -> None:
     def found(low: float, high: float) -> Verdict:
         middle = (low + high) / 2
-        return judge_pairs(Effect(value=middle, low=low, high=high, error=0.01, runs=(4, 4)), MARGIN)
+        return judge(Effect(value=middle, low=low, high=high, error=0.01, runs=(4, 4)), MARGIN, paired=True)
 
     assert found(-0.07, -0.01) is Verdict.UNCHANGED
     assert found(-0.07, -0.03) is Verdict.IMPROVED
     # A throughput is worse where it is lower.
     more = Effect(value=0.04, low=0.01, high=0.07, error=0.01, runs=(4, 4))
-    assert judge_pairs(more, MARGIN, lower_is_better=False) is Verdict.UNCHANGED
+    assert judge(more, MARGIN, lower_is_better=False, paired=True) is Verdict.UNCHANGED
     assert found(0.01, 0.07) is Verdict.INCONCLUSIVE
     assert found(0.03, 0.07) is Verdict.REGRESSED
 
@@ -134,7 +134,7 @@ def decision(draw: np.random.Generator, effect: float, sd: float, freedom: float
     logs = math.log1p(effect) + scale * draw.standard_t(freedom, LOOKS * PAIRS_A_LOOK)
     for look in range(1, LOOKS + 1):
         seen = logs[: look * PAIRS_A_LOOK]
-        change = judge_pairs(paired_effect(list(seen), ALPHA / LOOKS), MARGIN)
+        change = judge(paired_effect(list(seen), ALPHA / LOOKS), MARGIN, paired=True)
         if change is not Verdict.INCONCLUSIVE:
             return change, len(seen)
     return Verdict.INCONCLUSIVE, len(logs)

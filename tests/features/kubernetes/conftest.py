@@ -23,6 +23,7 @@ JOB = a_job(
     options=RunOptions(),
     time_limit_s=3600,
     billed_gpus=16,
+    site={"image": "bench:1", "volume_claim": "results"},
 )
 
 

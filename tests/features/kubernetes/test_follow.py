@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 from launching import a_job_end, a_launch, an_attempt, end_of, submitted, until
 
 from harness.features.kubernetes import pods
-from harness.features.kubernetes.pods import STOPPED, Meeting, PodEnvironment, PodStarter, follow, is_over
+from harness.features.kubernetes.pods import STOPPED, PodStarter, endpoint, follow, is_over
 from harness.launch import guarded
 from harness.launch.ending import who_left
 from results.job import Job, JobEnd
@@ -26,8 +25,8 @@ from results.outcome import Outcome
 from results.schemas import LAUNCH
 from results.store import Study
 
-MEETING = Meeting(address="127.0.0.1", first_port=20_000)
 JOB_ID = "0001-2x8"
+ADDRESS = "demo-ab12-0001-2x8-0.demo-ab12-0001-2x8.default.svc"
 
 
 def launch(name: str, *, job_id: str | None = JOB_ID, nodes: int = 2) -> Launch:
@@ -76,7 +75,7 @@ def following(study: Study, job: Job, play: Callable[[], None]) -> int:
     thread = threading.Thread(target=beside)
     before = signal.getsignal(signal.SIGTERM)
     thread.start()
-    code = follow(study, job, 1, MEETING)
+    code = follow(study, job, 1)
     thread.join()
     assert not failures, failures
     assert signal.getsignal(signal.SIGTERM) is before
@@ -115,7 +114,7 @@ def test_a_node_takes_part_in_its_jobs_launches_and_no_others(study, make_job, t
     for name in ("f", "g", "h"):
         path = study.launch_folder(name) / "launch.json"
         # Once each, whatever its exit code.
-        assert log(study, name).split() == [name, "1", MEETING.endpoint(name), str(path)]
+        assert log(study, name).split() == [name, "1", endpoint(make_job(), name), str(path)]
     joined = {path.parent.name for path in study.root.glob("launches/*/agent-1.log")}
     assert joined == {"e-joined-by-a-predecessor", "f", "g", "h"}
     assert log(study, "e-joined-by-a-predecessor") == ""
@@ -192,7 +191,7 @@ def test_a_job_that_is_over_is_not_followed(study, make_job, torchrun) -> None:
     torchrun("echo")
     study.add_launch(launch("a"))
     JobStore(study.root).add_end(job_end(Outcome.CRASHED))
-    assert follow(study, make_job(), 1, MEETING) == 0
+    assert follow(study, make_job(), 1) == 0
     assert log(study, "a") == ""
 
 
@@ -225,24 +224,22 @@ def test_an_end_that_is_half_to_see_is_none_yet(tmp_path, make_job) -> None:
     assert not is_over(store, make_job())
 
 
-def test_all_nodes_of_a_launch_work_out_one_endpoint_and_launches_have_their_own() -> None:
-    meeting = Meeting(address="a-0.a.ml.svc", first_port=20_000)
+def test_all_nodes_of_a_launch_work_out_one_endpoint_and_launches_have_their_own(make_job) -> None:
     # CRC-32 of "123456789" is 0xCBF43926 (its check value) = 3421780262, and 262 of a thousand.
-    assert meeting.endpoint("123456789") == "a-0.a.ml.svc:20262"
-    ports = [
-        int(meeting.endpoint(f"20260102T030405Z-{number:06x}").rpartition(":")[2]) for number in range(300)
-    ]
+    assert endpoint(make_job(), "123456789") == f"{ADDRESS}:20262"
+    names = [f"20260102T030405Z-{number:06x}" for number in range(300)]
+    ports = [int(endpoint(make_job(), name).rpartition(":")[2]) for name in names]
     assert all(20_000 <= port < 21_000 for port in ports)
     # 300 balls in 1000 urns leave 1000 (1 - 0.999^300) = 259 urns with some; 229 is five deviations off.
     assert len(set(ports)) > 229
 
 
-def test_pod_0_starts_a_torchrun_of_node_0() -> None:
-    starter = PodStarter(MEETING)
+def test_pod_0_starts_a_torchrun_of_node_0(tmp_path, make_job) -> None:
+    starter = PodStarter(make_job(), JobStore(tmp_path))
     command = starter.command(launch("123456789"), Path("/s/launches/a/launch.json"))
     words = shlex.join(command)
     assert "--nnodes=2 --node-rank=0 " in words
-    assert "--rdzv-endpoint=127.0.0.1:20262 " in words
+    assert f"--rdzv-endpoint={ADDRESS}:20262 " in words
     alone = starter.command(launch("a", nodes=1), Path("/s/launches/a/launch.json"))
     assert "--standalone" in alone
     assert (starter.hosts, starter.supervisor_pid) == (True, None)
@@ -250,16 +247,18 @@ def test_pod_0_starts_a_torchrun_of_node_0() -> None:
 
 
 @pytest.mark.parametrize(("cores", "pins"), [({0, 1}, True), ({0, 1, 2, 3}, False)])
-def test_ranks_are_bound_where_the_pod_has_cores_of_its_own(cores, pins, monkeypatch) -> None:
+def test_ranks_are_bound_where_the_pod_has_cores_of_its_own(
+    cores, pins, monkeypatch, tmp_path, make_job
+) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: cores)
-    assert PodStarter(MEETING).pins is pins
+    assert PodStarter(make_job(), JobStore(tmp_path)).pins is pins
 
 
-def test_a_pod_is_a_start_more_than_its_job_has_recorded(tmp_path, make_job, make_profile) -> None:
-    job = make_job(site=msgspec.to_builtins(make_profile()))
+def test_a_pod_is_a_start_more_than_its_job_has_recorded(tmp_path, make_job) -> None:
+    job = make_job()
     store = JobStore(submitted(tmp_path, job, None).root)
-    assert PodEnvironment(job, store).start == 0
+    assert PodStarter(job, store).start == 0
     for number in range(2):
         store.add_end(end_of(job, Outcome.PREEMPTED, start=number))
-    assert PodEnvironment(job, store).start == 2
+    assert PodStarter(job, store).start == 2

@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.features.kubernetes.pods import STOPPED, Meeting
+from harness.features.kubernetes.pods import STOPPED
+from harness.features.kubernetes.profile import PORTS
 from harness.machine.code import code_version
 from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile
@@ -37,21 +38,22 @@ import msgspec
 from harness.machine.code import checkout
 from harness.terminal.console import Console
 from harness.launch.campaign import Campaign, CampaignContext
-from harness.features.kubernetes.pods import Meeting, PodStarter, follow
+from harness.features.kubernetes import pods
 from harness.launch.supervise import Interrupted
 from results.job import JobEnd
 from results.job_store import JobStore
 from results.outcome import Outcome
 from results.store import Study, utc_now
 
-root, job_id, port, node = sys.argv[1:]
+# This machine has no cluster's DNS.
+pods.pod_address = lambda profile, job: "127.0.0.1"
+root, job_id, node = sys.argv[1:]
 study = Study(Path(root))
 store = JobStore(study.root)
 job = store.job(job_id)
-meeting = Meeting(address="127.0.0.1", first_port=int(port))
 if node != "0":
-    sys.exit(follow(study, job, int(node), meeting))
-starter = PodStarter(meeting)
+    sys.exit(pods.follow(study, job, int(node)))
+starter = pods.PodStarter(job, store)
 campaign = Campaign(study, study.plans()[0], job.options, Console())
 campaign.run(CampaignContext(starter=starter, checkout=checkout(), code=job.code, job_id=job_id))
 end = JobEnd(
@@ -67,7 +69,6 @@ class Pods:
 
     def __init__(self, folder: Path, job: Job, **options: object) -> None:
         self.study = Study(folder / "study")
-        self.port = 23_000 + os.getpid() % 7000
         values = {
             **{"workload": "mlp", "gpus": 2, "strategy": "ddp", "device": "cpu", "repeats": 1},
             **{"gpus_per_node": 1, "budget": 0, "block_steps": 2, "quads": 1, "out": str(self.study.root)},
@@ -81,7 +82,7 @@ class Pods:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, node: int) -> subprocess.Popen[bytes]:
-        arguments = [str(self.study.root), self.job.job_id, str(self.port), str(node)]
+        arguments = [str(self.study.root), self.job.job_id, str(node)]
         with (self.study.root / f"pod-{node}.log").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-c", POD, *arguments],
@@ -133,7 +134,9 @@ def pods(tmp_path, make_job) -> Iterator[Callable[..., Pods]]:
     made: list[Pods] = []
 
     def make(**options: object) -> Pods:
-        job = make_job(placement=Placement(nodes=2, gpus_per_node=1), code=code_version())
+        placement, code = Placement(nodes=2, gpus_per_node=1), code_version()
+        site = {"image": "bench:1", "volume_claim": "results", "port": 23_000 + os.getpid() % 7000}
+        job = make_job(placement=placement, code=code, site=site)
         made.append(Pods(tmp_path, job, **options))
         return made[-1]
 
@@ -155,12 +158,12 @@ def test_two_pods_train_together_launch_after_launch(pods) -> None:
     assert [(result.ranks_present, result.ranks_expected) for result in results] == [(2, 2)] * 2
     launches = here.study.launches()
     assert len(launches) == 2
-    meeting = Meeting(address="127.0.0.1", first_port=here.port)
     for launch in launches:
         folder = here.study.launch_folder(launch.launch_id)
         attempt = here.study.attempts()[launch.slots[0].run_id]
         assert (attempt.exit_code, attempt.stopped_by, attempt.outcomes) == (0, None, {})
-        assert f"--rdzv-endpoint={meeting.endpoint(launch.launch_id)}" in attempt.command
+        [meeting] = [word for word in attempt.command if word.startswith("--rdzv-endpoint=127.0.0.1:")]
+        assert 0 <= int(meeting.rpartition(":")[2]) - here.job.site["port"] < PORTS
         assert "--node-rank=0" in attempt.command
         assert (folder / "agent-1.log").exists()
         assert (launch.job_id, launch.supervisor_pid) == (here.job.job_id, None)

@@ -84,26 +84,12 @@ def test_what_certainly_does_not_fit_is_left_out_and_what_may_not_is_told(tmp_pa
     assert "2 cells x 3 repeats; 0 points skipped" in capsys.readouterr().out
 
 
-@pytest.mark.needs("tune")
-@pytest.mark.parametrize("call", [("matrix",), ("tune", "--max-time", "1h")])
-def test_gpus_of_nodes_that_nobody_knows_are_refused_with_the_flag(call, monkeypatch, capsys) -> None:
+def test_gpus_of_nodes_that_nobody_knows_are_refused_with_the_flag(monkeypatch, capsys) -> None:
     def silent(self):
         raise SlurmError("sinfo gave no answer")
 
     monkeypatch.setattr(Client, "groups", silent)
-    words = (
-        "--workload",
-        "mlp",
-        "--gpus",
-        "16",
-        "--device",
-        "cuda",
-        "--strategy",
-        "ddp",
-        "--launcher",
-        "slurm",
-    )
-    assert run([*call, *words, "--out", "study"]) == 1
+    assert run([*MLP, "--gpus", "16", "--device", "cuda", "--launcher", "slurm"]) == 1
     assert "give --gpus-per-node (sinfo gave no answer)" in capsys.readouterr().err
     assert not Path("study").exists()
 

@@ -9,20 +9,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from types import SimpleNamespace
 
 import builders
 import pytest
 from launching import a_job, a_launch_of, end_of, submitted
 
 from harness.features.slurm import launcher as slurm_jobs
-from harness.features.slurm.allocation import Allocation
+from harness.features.slurm.allocation import SlurmStarter
 from harness.jobs.job_status import Cancelled, JobStatus, held_by_jobs
-from harness.jobs.start import stranger_to
+from harness.jobs.start import JobStart
 from harness.launchers.jobs import forget, kept_job_statuses
 from harness.machine.code import checkout, code_hash
 from results.environment import CodeVersion
-from results.job import Submission
+from results.errors import MachineError
 from results.job_store import JobStore
 from results.launch import Slot
 from results.outcome import Outcome
@@ -74,9 +73,7 @@ def view_of(state: str, *, job_id: int = 17, name: str = "name-0001-1x1", **fact
         reason=None,
         exit_code=None,
         signal=None,
-        nodes=(),
         restarts=0,
-        start=None,
         end=None,
         source="squeue",
     )
@@ -234,37 +231,30 @@ def test_a_status_says_what_is_held() -> None:
 
 
 HERE = {
-    "SLURM_JOB_ID": "17",
-    "SLURM_JOB_NODELIST": "n[1-2]",
-    "SLURM_GPUS_ON_NODE": "8",
-    "MASTER_ADDR": "10.0.0.1",
+    **{"SLURM_JOB_ID": "17", "JOB_HOSTS": "n1\nn2", "SLURM_GPUS_ON_NODE": "8"},
+    **{"SLURM_RESTART_COUNT": "2", "MASTER_ADDR": "10.0.0.1"},
 }
 
 
-def test_an_allocation_is_read_from_slurms_variables() -> None:
-    allocation = Allocation.here({**HERE, "SLURM_RESTART_COUNT": "2"})
-    assert allocation == Allocation(
-        slurm_id=17, start=2, nodes=("n1", "n2"), gpus_per_node=8, address="10.0.0.1"
-    )
-    assert Allocation.here({}) is None
-
-
 @pytest.mark.parametrize(
-    ("job", "variables", "submission", "reason"),
+    ("variables", "reason"),
     [
-        (GOOD, {}, "17", None),
-        # The one who submitted it has not written so yet.
-        (GOOD, {}, None, None),
-        (GOOD, {"SLURM_JOB_NODELIST": "n1"}, "17", "the allocation has 1 node and the job is for 2"),
-        (GOOD, {"SLURM_GPUS_ON_NODE": "4"}, "17", "a node has 4 GPUs here and the job needs 8"),
-        (GOOD, {}, "16", "it was submitted as job 16, and this is job 17"),
+        ({}, None),
+        ({"JOB_HOSTS": "n1"}, "the allocation has 1 node and the job is for 2"),
+        ({"SLURM_GPUS_ON_NODE": "4"}, "a node has 4 GPUs here and the job needs 8"),
     ],
 )
-def test_a_job_is_not_run_where_it_does_not_belong(job, variables, submission, reason) -> None:
-    allocation = Allocation.here({**HERE, **variables})
-    assert allocation is not None
-    at = "2026-01-01T00:00:00Z"
-    told = None if submission is None else Submission(job_id="j", scheduler_id=submission, submitted_at=at)
-    environment = SimpleNamespace(scheduler_id="17")
-    found = stranger_to(told, environment) or allocation.obstacle(job)
+def test_a_job_is_not_run_where_it_does_not_belong(variables, reason, tmp_path) -> None:
+    starter = SlurmStarter(GOOD, JobStore(tmp_path), HERE | variables)
+    assert (starter.scheduler_id, starter.start) == ("17", 2)
+    found = starter.obstacle(GOOD)
     assert found is None if reason is None else str(found).startswith(reason)
+
+
+def test_a_script_that_was_submitted_by_hand_records_no_end(tmp_path, capsys) -> None:
+    study = submitted(tmp_path, GOOD, "16")
+    assert JobStart(study, GOOD, SlurmStarter(GOOD, JobStore(tmp_path), HERE)).run() == 1
+    assert "it was submitted as job 16, and this is job 17" in " ".join(capsys.readouterr().err.split())
+    assert JobStore(tmp_path).starts(GOOD.job_id) == []
+    with pytest.raises(MachineError, match="outside of one"):
+        SlurmStarter(GOOD, JobStore(tmp_path), {})

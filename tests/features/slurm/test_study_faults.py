@@ -302,7 +302,7 @@ def test_a_node_without_power(scene, lab, expected) -> None:
         lab.wait(scene.rank, "the rank stands still", 200)
         scene.raw = {**scene.raw, **scene.files()}
         (scene.bench.folder / "reached").unlink()
-        node = Client().query([scene.job_id])[scene.job_id].nodes[place]
+        node = lab.hosts(scene.job_id)[place]
         lab.kill_node(node)
         if place:
             lab.wait(lambda: len(scene.files()) > len(scene.raw), "rank 0 has noticed")

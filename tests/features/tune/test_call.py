@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from harness.features.tune.call import Tune
 from harness.features.tune.race import BLOCKS, GROWTH
-from harness.features.tune.records import TunedTrial, TuningAnswer, read_record
+from harness.features.tune.records import TunedTrial, read_record
 from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile
 from results.errors import MachineError, UsageError
@@ -164,29 +163,3 @@ def test_a_folder_whose_record_was_deleted_is_the_folder_of_the_tune() -> None:
     tune = tune_of(**FIXED)
     tune._trials.add_plan(rebuilt_plan("trials", [tune._space.default.cell], ()))
     assert not Study.for_planning(tune._root).is_there
-
-
-@pytest.mark.parametrize(("left", "taken"), [(0, 0), (0, 2), (1, 0)])
-def test_an_answer_of_a_final_that_lacks_runs_is_continued_by_a_job(left, taken) -> None:
-    submitted: list[float] = []
-
-    @dataclasses.dataclass
-    class Cluster:
-        def left(self, *_: object) -> tuple[list[int], list[int]]:
-            return [1] * left, []
-
-        def submit_call(self, *words: Any) -> int:
-            submitted.append(words[-2])
-            return 0
-
-    tune = tune_of(**FIXED | {"max_time": "10m"})
-    study = Study(tune._root)
-    study.add_plan(rebuilt_plan("final", [tune._space.default.cell], ()))
-    answer = TuningAnswer(
-        setting=tune._space.default.setting.id, sentence="The default is best.", taken=taken
-    )
-    kept = msgspec.structs.replace(tune._tuning, answer=answer)
-    cluster: Any = Cluster()
-    # What the cluster took away is not measured by the same call.
-    assert tune._submit(cluster, study, kept) == (1 if taken else 0)
-    assert len(submitted) == left

@@ -36,12 +36,12 @@ export NCCL_SOCKET_IFNAME=ib0
 export PYTHONPATH='/home/me/my code'${PYTHONPATH:+:$PYTHONPATH}
 
 # Where the nodes meet: the first one's address, because its name may not resolve on the others.
-hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
-MASTER_ADDR=${hosts%%$'\n'*}
+JOB_HOSTS=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+MASTER_ADDR=${JOB_HOSTS%%$'\n'*}
 if [[ $(scontrol --oneliner show node "$MASTER_ADDR") =~ \ NodeAddr=([^\ ]+) ]]; then
     MASTER_ADDR=${BASH_REMATCH[1]}
 fi
-export MASTER_ADDR
+export JOB_HOSTS MASTER_ADDR
 export MASTER_PORT=$((20000 + SLURM_JOB_ID % 750 * 16))
 
 # In place of this shell, so that Slurm's signals reach it.

@@ -25,12 +25,12 @@ export NCCL_IB_HCA=mlx5
 export NCCL_NVLS_ENABLE=1
 
 # Where the nodes meet: the first one's address, because its name may not resolve on the others.
-hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
-MASTER_ADDR=${hosts%%$'\n'*}
+JOB_HOSTS=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+MASTER_ADDR=${JOB_HOSTS%%$'\n'*}
 if [[ $(scontrol --oneliner show node "$MASTER_ADDR") =~ \ NodeAddr=([^\ ]+) ]]; then
     MASTER_ADDR=${BASH_REMATCH[1]}
 fi
-export MASTER_ADDR
+export JOB_HOSTS MASTER_ADDR
 export MASTER_PORT=$((20000 + SLURM_JOB_ID % 750 * 16))
 
 # On each node once, before any program starts there.

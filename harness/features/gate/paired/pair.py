@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,9 +52,9 @@ GRACE_S = 30.0
 POLL_S = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PairContext:
-    """The settings that all pairs of a comparison share."""
+    """The settings that all pairs of a comparison share, and the side that the current pair waits for."""
 
     sides: Mapping[Side, Source]
     folder: Path
@@ -69,10 +69,8 @@ class PairContext:
     """Pairs that may be forked from one launch of each side; 1: a side cannot fork."""
     always_recorded: bool = False
     """Whether every pair records its exchange and ends with a proof, not only the first one of a launch."""
-
-
-Awaits = Callable[[int, Side], None]
-"""Takes the side that a pair waits for, and the number of the pair that the side's launch began with."""
+    awaited: tuple[int, Side] | None = None
+    """The side that the pair waits for, with the number of the pair that its launch began with."""
 
 
 class Pairs:
@@ -81,16 +79,11 @@ class Pairs:
     def __init__(self, context: PairContext) -> None:
         self._context = context
         self._session: Session | None = None
-        self._awaited: tuple[int, Side] | None = None
-        """The side that the pair waits for, with the number of the pair that its launch began with."""
-
-    def _await(self, number: int, side: Side) -> None:
-        self._awaited = number, side
 
     @property
     def waits_for(self) -> str:
         """The side that the pair waits for, its part, and its last lines; a clause."""
-        return _standing(self._context, *self._awaited) if self._awaited else "no side"
+        return _standing(self._context, *self._context.awaited) if self._context.awaited else "no side"
 
     def run(self, number: int, alternation: Alternation) -> Pair:
         """Run one pair. A run that fails leaves its outcome in its study, and no blocks.
@@ -104,11 +97,11 @@ class Pairs:
         since, repeat, forked = number, 1, False
         if alternation == "launches":
             self.close()
-            cells = _by_launches(self._context, number, order, self._await)
+            cells = _by_launches(self._context, number, order)
         else:
             if self._session is None or not self._session.goes_on:
                 self.close()
-                self._session = Session(self._context, number, order, self._await)
+                self._session = Session(self._context, number, order)
             cells, repeat, forked = self._session.run(order)
             since = self._session.number
         for source in self._context.sides.values():
@@ -157,12 +150,10 @@ class Session:
     sides can fork.
     """
 
-    def __init__(self, context: PairContext, number: int, order: tuple[Side, Side], awaits: Awaits) -> None:
-        """`awaits` is called before each wait for a side."""
+    def __init__(self, context: PairContext, number: int, order: tuple[Side, Side]) -> None:
         self.number = number
         """The number of its first pair."""
         self._context = context
-        self._awaits = awaits
         self._repeat = 0
         self._lost = False
         with ExitStack() as stack:
@@ -205,7 +196,7 @@ class Session:
             self._end(tuple(begun))
         for side in order:
             if self._next[side] is None:
-                self._awaits(self.number, side)
+                self._context.awaited = self.number, side
                 exit_code = self._launches[side].process.wait()
                 _require_runs(self._context, self.number, side, exit_code)
         return cells, self._repeat, bool(forked) and all(forked)
@@ -293,7 +284,7 @@ class Session:
 
     def _seat(self, side: Side) -> Seat:
         """The seat of a side that the pair waits for from now on."""
-        self._awaits(self.number, side)
+        self._context.awaited = self.number, side
         return self._seats[side]
 
 
@@ -320,12 +311,10 @@ def _are_enough(quads: Sequence[Sequence[PairedBlock]], spoiled_above: float, sp
     return steady or spent_s > QUADS_S
 
 
-def _by_launches(
-    context: PairContext, number: int, order: tuple[Side, Side], awaits: Awaits
-) -> list[PairedCell]:
+def _by_launches(context: PairContext, number: int, order: tuple[Side, Side]) -> list[PairedCell]:
     """One side after the other: a block is a run's step time."""
     for side in order:
-        awaits(number, side)
+        context.awaited = number, side
         with _launched(context, number, side, takes_turns=False) as launched:
             while launched.poll() is None:
                 time.sleep(POLL_S)
