@@ -23,7 +23,7 @@ from statistics import fmean, median
 import click
 
 from harness.features.project.bands import FILE, SCHEMA, Family, Residual, Residuals, band, shipped
-from harness.features.project.laws import CONSTANT, LAWS, Chosen, Steps, chosen_law, refused
+from harness.features.project.laws import CONSTANT, LAWS, Steps, chosen_law, refused
 from results import files
 
 PER_NODE = 8
@@ -87,7 +87,7 @@ class Prediction:
     gpus: int
     true: float
     refused: str | None
-    law: Chosen
+    law: str
 
     def error(self, law: str) -> float:
         """Logarithm of the true step time over the predicted one."""
@@ -117,7 +117,7 @@ def predictions(families: dict[str, list[Series]], pool: Residuals) -> Iterator[
                         gpus=size,
                         true=true,
                         refused=refused(steps, size, PER_NODE),
-                        law=chosen_law(steps),
+                        law=chosen_law(steps)[0],
                     )
 
 
@@ -136,7 +136,7 @@ def learnt(families: dict[str, list[Series]], addresses: dict[str, str]) -> Resi
                 Residual(
                     gpus=(one.steps.gpus[-1], one.gpus),
                     roughness=round(one.steps.roughness, 5),
-                    law=one.law.name,
+                    law=one.law,
                     errors={law: round(one.error(law), 5) for law in LAWS},
                 )
             )
@@ -176,11 +176,11 @@ def report(found: Sequence[Prediction], residuals: Residuals) -> Iterator[str]:
     for (source, times), those in sorted(rows.items()):
         hits = []
         for one in those:
-            about = band(one.law.name, one.doublings, one.steps.roughness, residuals.without(source))
-            hits.append((about.low <= math.exp(one.error(one.law.name)) <= about.high, about.width))
+            low, high = band(one.law, one.doublings, one.steps.roughness, residuals.without(source))
+            hits.append((low <= math.exp(one.error(one.law)) <= high, high - low))
         inside[times] += hits
         own, constant = (
-            100 * median(one.missed(law or one.law.name) for one in those) for law in (None, CONSTANT)
+            100 * median(one.missed(law or one.law) for one in those) for law in (None, CONSTANT)
         )
         yield (
             f"| {source} | {times}x | {len(those)} | {own:.1f} % | {constant:.1f} % | "
@@ -200,7 +200,7 @@ def report(found: Sequence[Prediction], residuals: Residuals) -> Iterator[str]:
         share = fmean(one.missed(CONSTANT) > MISSED for one in those)
         yield f"| {kind} | {number} | {100 * share:.0f} % |"
     yield "\n| law | chosen in |\n|---|---|"
-    for law, number in Counter(one.law.name for one in answered).most_common():
+    for law, number in Counter(one.law for one in answered).most_common():
         yield f"| {law} | {number} |"
 
 

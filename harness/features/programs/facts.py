@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from harness.features.programs.file import ProgramFile, has, refused
+from harness.features.programs.file import ProgramFile, choice, refused
 from results.cell import Cell, differing_fields
-from results.errors import SpecError
+from results.errors import SpecError, UsageError
 from results.groups import GroupLayout
 from results.parts import ModelParts, Unknown
 from results.spec import Option
@@ -80,8 +81,11 @@ class ProgramStrategy(StrategyFacts):
         return GroupLayout(replicate=quotient(self.spec.text, ranks, replica), tensor=replica)
 
     def applies(self, workload: str) -> bool:
+        """Whether the file has the strategy, with the same line."""
         file = known.get(workload)
-        return file is None or has(file, self.spec.text)
+        with suppress(UsageError):
+            return file is None or choice(file, str(self.spec.positional)).text == self.spec.text
+        return False
 
     def refusal(self, cell: Cell) -> str | None:
         if not cell.workload.startswith("program:"):

@@ -9,7 +9,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, product, zip_longest
@@ -22,7 +21,6 @@ from harness.features.programs import formula
 from harness.plan.options import read_variables
 from results.cell import Cell
 from results.errors import UsageError, nearest
-from results.spec import split
 from results.strict_yaml import FileKind, Where
 from workloads.shape import WorkUnit
 from workloads.source import file_hash
@@ -153,13 +151,6 @@ def read(path: Path) -> ProgramFile:
     return file_kind(path.parent).read(path)
 
 
-def has(file: ProgramFile, text: str) -> bool:
-    """Whether a strategy of a cell (`Choice.text`) is one of the file, with the same line."""
-    with suppress(UsageError):
-        return choice(file, str(split(text)[1])).text == text
-    return False
-
-
 def names(file: ProgramFile) -> Iterator[str]:
     """Yield the names of all strategies with all settings, in the order of the file."""
     values = (("", *(f"+{value}" for value in list(each)[1:])) for each in file.settings.values())
@@ -174,7 +165,13 @@ def choice(file: ProgramFile, name: str) -> Choice:
     strategy, *values = name.partition("@")[0].split("+")
     _require(strategy, file.strategies, "strategy")
     defaults = {setting: next(iter(each)) for setting, each in file.settings.items()}
-    axes = {"strategy": strategy, **defaults, **_settings(file, values)}
+    homes = {value: setting for setting, each in file.settings.items() for value in each}
+    for value in values:
+        _require(value, homes, "value of a setting")
+    given = {homes[value]: value for value in values}
+    if len(given) < len(values):
+        raise UsageError(f"{'+'.join(values)} has two values of one setting: keep one")
+    axes = {"strategy": strategy, **defaults, **given}
     chosen = [_parts(file.axes[axis][value]) for axis, value in axes.items()]
     lines = [str(parts.pop("arguments", "")) for parts in chosen]
     declared = {name: int(value) for parts in chosen for name, value in parts.items()}
@@ -183,16 +180,6 @@ def choice(file: ProgramFile, name: str) -> Choice:
     revision = _hash([[*filter(None, lines)], declared])[:6]
     text = f"program:{short}@{revision}" + (f":replica={replica}" if replica > 1 else "")
     return Choice(name=short, text=text, axes=axes, lines=(file.arguments, *lines), declared=declared)
-
-
-def _settings(file: ProgramFile, values: Collection[str]) -> dict[str, str]:
-    homes = {value: setting for setting, each in file.settings.items() for value in each}
-    for value in values:
-        _require(value, homes, "value of a setting")
-    given = {homes[value]: value for value in values}
-    if len(given) < len(values):
-        raise UsageError(f"{'+'.join(values)} has two values of one setting: keep one")
-    return given
 
 
 def _parts(line: Line) -> dict[str, str | int]:

@@ -14,7 +14,6 @@ distance of the new prediction. The two constants were chosen on the same tables
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -98,26 +97,17 @@ def shipped() -> Residuals:
     return SCHEMA.read(FILE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Band:
-    """Factors from a projected step time to both ends of its band."""
-
-    low: float
-    high: float
-
-    @property
-    def width(self) -> float:
-        return self.high - self.low
-
-
 def distance(doublings: float, roughness: float) -> float:
     return doublings * (_LEAST_ROUGHNESS + _ROUGHNESS_SHARE * roughness)
 
 
-def band(law: str, doublings: float, roughness: float, residuals: Residuals | None = None) -> Band:
+def band(
+    law: str, doublings: float, roughness: float, residuals: Residuals | None = None
+) -> tuple[float, float]:
+    """The factors from a projected step time to both ends of its band."""
     low, high = _quantiles(law) if residuals is None else residuals.quantiles(law)
     far = distance(doublings, roughness)
-    return Band(low=math.exp(low * far), high=math.exp(high * far))
+    return math.exp(low * far), math.exp(high * far)
 
 
 @cache
@@ -132,9 +122,9 @@ def covered() -> dict[tuple[str, int], list[tuple[bool, float]]]:
     for family in shipped().families:
         others = shipped().without(family.source)
         for one in sorted(family.residuals, key=lambda one: one.doublings):
-            about = band(one.law, one.doublings, one.roughness, others)
-            inside = about.low <= math.exp(one.errors[one.law]) <= about.high
-            found.setdefault((family.source, round(2**one.doublings)), []).append((inside, about.width))
+            low, high = band(one.law, one.doublings, one.roughness, others)
+            inside = low <= math.exp(one.errors[one.law]) <= high
+            found.setdefault((family.source, round(2**one.doublings)), []).append((inside, high - low))
     return found
 
 

@@ -101,31 +101,18 @@ LAWS: Mapping[str, Law] = MappingProxyType(
 """The laws by name, the simplest first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    """The law that answers for a series."""
-
-    name: str
-    skill: float | None
-    """1 less its error over the error of constant efficiency, on the earlier sizes; None: not tested."""
-
-    def predict(self, steps: Steps, gpus: int) -> float:
-        """Step time on `gpus` devices, in the unit of `steps`."""
-        return LAWS[self.name](steps, gpus)
-
-
-def chosen_law(steps: Steps) -> Chosen:
+def chosen_law(steps: Steps) -> tuple[str, float | None]:
     """The simplest law that is not worse than the best on the series' own earlier sizes beyond their noise.
 
-    Each size after the first is predicted from the sizes before it; errors are means of logarithms.
+    Each size after the first is predicted from the sizes before it; errors are means of logarithms. Returned
+    with its skill: 1 less its error over the error of constant efficiency; None: not tested.
     """
     if len(steps.gpus) < FEWEST_TO_CHOOSE:
-        return Chosen(name=CONSTANT, skill=None)
+        return CONSTANT, None
     errors = {name: _error(law, steps) for name, law in LAWS.items()}
     enough = min(errors.values()) + max(LEAST_NOISE, steps.noise)
     name = next(name for name, error in errors.items() if error <= enough)
-    skill = 1 - errors[name] / errors[CONSTANT] if errors[CONSTANT] else 0.0
-    return Chosen(name=name, skill=skill)
+    return name, 1 - errors[name] / errors[CONSTANT] if errors[CONSTANT] else 0.0
 
 
 def _error(law: Law, steps: Steps) -> float:

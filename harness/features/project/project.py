@@ -122,10 +122,10 @@ class _Projector:
         one = by.replays if isinstance(by.replays, str) else by.replays[gpus]
         if isinstance(one, Replayed):
             loss, levels = one.loss, one.levels
-        about = band(by.law, math.log2(gpus / of.largest) + levels, by.roughness)
+        least, most = band(by.law, math.log2(gpus / of.largest) + levels, by.roughness)
         value, known = by.step_ns[gpus], of.last.step_ns
         low, high = ((end or known.value) / known.value for end in (known.low, known.high))
-        return Span(value=value, low=value * about.low * low, high=value * about.high * high), loss
+        return Span(value=value, low=value * least * low, high=value * most * high), loss
 
     def _row(self, gpus: int, step: Span, efficiency: Span | None) -> ProjectedSize:
         """A size with what follows from its step time."""

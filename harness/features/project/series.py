@@ -10,7 +10,7 @@ from statistics import fmean
 import msgspec
 
 from harness.features.project.bands import shipped
-from harness.features.project.laws import Steps, chosen_law
+from harness.features.project.laws import LAWS, Steps, chosen_law
 from reports.analysis.figures import CellFigures
 from reports.analysis.knee import cells_of
 from reports.analysis.scaling import Curve
@@ -130,11 +130,11 @@ def answer(of: Measured, replays: Replays) -> Answer:
         if all(isinstance(one, str) for one in targets):
             scale = str(targets[0])
     if isinstance(replays, str) or isinstance(scale, str):
-        law = chosen_law(of.steps)
+        law, skill = chosen_law(of.steps)
         return Answer(
-            law=law.name,
-            skill=law.skill,
-            step_ns={gpus: law.predict(of.steps, gpus) for gpus in of.targets},
+            law=law,
+            skill=skill,
+            step_ns={gpus: LAWS[law](of.steps, gpus) for gpus in of.targets},
             roughness=of.steps.roughness,
             replays=str(scale),
         )

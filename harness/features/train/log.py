@@ -106,14 +106,6 @@ Row = Started | Steps | Validated | SavedCheckpoint | Ended
 _ROW = msgspec.json.Decoder(Row)
 
 
-@dataclass(frozen=True, slots=True)
-class Best:
-    """The best value of a metric, and the step that had it."""
-
-    step: int
-    value: float
-
-
 @dataclass(frozen=True)
 class TrainingLog:
     """All rows of a run, in the order in which they were written."""
@@ -261,11 +253,11 @@ class TrainingLog:
             return [(row.step, row.loss) for row in self.steps]
         return [(row.step, row.metrics[metric]) for row in self.validations if metric in row.metrics]
 
-    def best(self, metric: MetricName) -> Best | None:
-        """The best value of a metric (of equal ones the latest, as for checkpoints); None without a value."""
+    def best(self, metric: MetricName) -> tuple[int, float] | None:
+        """The best value of a metric (of equal ones the latest, as for checkpoints), behind its step; None
+        without one."""
         sign = -1.0 if larger_is_better(metric) else 1.0
-        found = min(self.values(metric), key=lambda value: (sign * value[1], -value[0]), default=None)
-        return None if found is None else Best(*found)
+        return min(self.values(metric), key=lambda value: (sign * value[1], -value[0]), default=None)
 
 
 def training_log(study: Study, cell_id: str) -> TrainingLog:

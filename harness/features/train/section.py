@@ -13,6 +13,7 @@ from harness.features.train.trained import (
     TrainedCell,
     Way,
     races,
+    recoveries,
     told_not_finite,
 )
 from reports import fields
@@ -60,7 +61,7 @@ def _blocks(runs: Sequence[Named]) -> Iterator[Block]:
     yield Drawings(tuple(_drawings(runs)))
     if len(runs) > _DRAWN:
         yield Paragraph(f"Drawn are the first {_DRAWN} of {len(runs):,} runs.", "plain")
-    interrupted = [(name, recovery) for name, one in runs for recovery in one.recoveries]
+    interrupted = [(name, recovery) for name, one in runs for recovery in recoveries(one.log, one.attempts)]
     yield Heading("Restarts")
     if interrupted:
         yield Table(_restarts(interrupted), "Interruptions, with seconds after the last sign of life")
@@ -105,7 +106,7 @@ def _last(one: TrainedCell, name: str) -> float | None:
 
 def _best(metric: str, row: Named) -> Field:
     found = row[1].log.best(metric)
-    return fields.NONE if found is None else Field(f"{found.value:.4g} at step {found.step:,}", found.value)
+    return fields.NONE if found is None else Field(f"{found[1]:.4g} at step {found[0]:,}", found[1])
 
 
 def _own_metrics(runs: Sequence[Named]) -> list[str]:

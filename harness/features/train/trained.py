@@ -112,10 +112,6 @@ class TrainedCell:
         return self.log.launches[-1].order.goal if self.log.launches else None
 
     @property
-    def recoveries(self) -> tuple[Recovery, ...]:
-        return recoveries(self.log, self.attempts)
-
-    @property
     def samples_per_s(self) -> float | None:
         """Throughput of the steps that count, without validation and checkpoints."""
         steps = self.log.steps

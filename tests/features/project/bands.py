@@ -28,8 +28,8 @@ def main(studies: int, seed: int) -> None:
             replays = {size: Replayed(step_ns=1.0, loss="") for size in gpus}
             answered = scaled(Steps(gpus=gpus, ns=tuple(true[:-1]), pool_slope=0.0), replays)
             if not isinstance(answered, str):
-                about = band(REPLAY, 1.0, answered[1])
-                inside.append(about.low <= true[-1] / answered[0] <= about.high)
+                low, high = band(REPLAY, 1.0, answered[1])
+                inside.append(low <= true[-1] / answered[0] <= high)
         share = 100 * len(inside) / studies
         print(f"| {100 * error:g} % | {studies:,} | {share:.0f} % | {100 * np.mean(inside):.1f} % |")
 

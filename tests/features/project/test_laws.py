@@ -34,21 +34,19 @@ def test_every_law_goes_through_the_largest_size_and_never_gets_faster(law) -> N
 
 
 def test_two_sizes_are_continued_by_constant_efficiency_which_is_not_tested() -> None:
-    found = chosen_law(steps({8: 1.0, 16: 1.05}))
-    assert (found.name, found.skill) == (CONSTANT, None)
+    assert chosen_law(steps({8: 1.0, 16: 1.05})) == (CONSTANT, None)
 
 
 def test_a_steady_slope_is_chosen_and_beats_constant_efficiency_on_earlier_sizes() -> None:
-    found = chosen_law(steps({n: 1 + 0.05 * math.log2(n) for n in (1, 2, 4, 8, 16)}))
-    assert found.name == "log"
-    assert found.skill is not None
-    assert found.skill > 0.5
+    law, skill = chosen_law(steps({n: 1 + 0.05 * math.log2(n) for n in (1, 2, 4, 8, 16)}))
+    assert law == "log"
+    assert (skill or 0) > 0.5
 
 
 def test_the_simplest_law_is_chosen_where_the_noise_hides_the_difference() -> None:
     ns = {n: 1 + 0.02 * math.log2(n) for n in (1, 2, 4, 8)}
-    assert chosen_law(steps(ns)).name == "log"
-    assert chosen_law(steps(ns, noise=0.05)).name == CONSTANT
+    assert chosen_law(steps(ns))[0] == "log"
+    assert chosen_law(steps(ns, noise=0.05))[0] == CONSTANT
 
 
 @pytest.mark.parametrize(
@@ -91,22 +89,17 @@ def residuals(*families: list[float]) -> Residuals:
 
 def test_the_ends_of_a_band_are_quantiles_of_the_errors_of_its_law_each_family_weighs_the_same() -> None:
     # Ten errors of 0 in one family weigh as much as one error of 0.2 in another: the upper end is 0.2.
-    found = band(CONSTANT, 1, 0.0, residuals([0.0] * 10, [0.2]))
-    assert (found.low, found.high) == (1.0, pytest.approx(math.exp(0.2)))
-    assert band(CONSTANT, 1, 0.0, residuals([0.2], [0.2])).low == 1.0
+    assert band(CONSTANT, 1, 0.0, residuals([0.0] * 10, [0.2])) == (1.0, pytest.approx(math.exp(0.2)))
+    assert band(CONSTANT, 1, 0.0, residuals([0.2], [0.2]))[0] == 1.0
 
 
 def test_a_band_widens_with_each_doubling_and_with_the_unevenness_of_the_curve() -> None:
-    widths = [band(CONSTANT, doublings, 0.02).width for doublings in (1, 2, 3)]
-    assert widths == sorted(widths)
-    assert band(CONSTANT, 1, 0.08).width > band(CONSTANT, 1, 0.01).width
-    about = band(CONSTANT, 1, 0.02)
-    assert about.high - 1 > 1 - about.low, "mostly towards slower"
-
-
-def test_a_law_without_errors_of_its_own_gets_the_widest_band() -> None:
-    widest = max(band(law, 1, 0.02).high for law in LAWS)
-    assert band("replay", 1, 0.02).high == pytest.approx(widest)
+    uneven = ((1, 0.01), (1, 0.02), (2, 0.02), (3, 0.02)), ((1, 0.01), (1, 0.08))
+    for rising in uneven:
+        widths = [high - low for low, high in (band(CONSTANT, *one) for one in rising)]
+        assert widths == sorted(set(widths))
+    low, high = band(CONSTANT, 1, 0.02)
+    assert high - 1 > 1 - low, "mostly towards slower"
 
 
 def test_the_shipped_bands_hold_what_the_docs_say() -> None:

@@ -3,83 +3,48 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import pytest
+from training_rows import ORDER, at, started, steps, validated
 
 from harness.features.train.log import (
-    Best,
     Ended,
     Row,
     SavedCheckpoint,
     Started,
-    Steps,
     TrainingLog,
     TrainingLogWriter,
-    Validated,
 )
 from harness.features.train.order import TrainOrder
 from results import files
 from results.errors import StoreError
 
-ORDER = TrainOrder(steps=30)
-
-
-def _at(second: int) -> str:
-    return f"2026-01-02T03:04:{second:02d}.000Z"
-
-
-def _started(second: int, resumed: int | None = None, order: TrainOrder = ORDER) -> Started:
-    return Started(
-        at=_at(second),
-        run_id=f"run-{second}",
-        launch_id=f"launch-{second}",
-        gpus=2,
-        replicas=2,
-        resumed_step=resumed,
-        order=order,
-        total_steps=30,
-    )
-
-
-def _steps(second: int, step: int, loss: float) -> Steps:
-    return Steps(
-        at=_at(second),
-        step=step,
-        epoch=step / 10,
-        samples=8 * step,
-        loss=loss,
-        seconds=2.0,
-        learning_rate=0.1,
-    )
-
-
-def _validated(second: int, step: int, accuracy: float) -> Validated:
-    metrics = {"val_loss": 1 - accuracy, "val_accuracy": accuracy}
-    return Validated(at=_at(second), step=step, epoch=step / 10, metrics=metrics, seconds=0.5)
+_steps = partial(steps, seconds=2.0)
 
 
 KILLED: tuple[Row, ...] = (
-    _started(0),
+    started(0),
     _steps(2, 10, 2.0),
-    _validated(2, 10, 0.5),
-    SavedCheckpoint(at=_at(3), step=10, seconds=0.1),
+    validated(2, 10, 0.5),
+    SavedCheckpoint(at=at(3), step=10, seconds=0.1),
     _steps(5, 20, 1.0),
-    _validated(5, 20, 0.9),
+    validated(5, 20, 0.9),
     _steps(7, 25, 0.5),
-    _started(12, resumed=10),
+    started(12, resumed=10),
     _steps(14, 20, 1.2),
-    _validated(14, 20, 0.8),
+    validated(14, 20, 0.8),
     _steps(16, 30, 0.8),
 )
-DONE = (*KILLED, Ended(at=_at(16), step=30, why="steps", words="30 steps"))
+DONE = (*KILLED, Ended(at=at(16), step=30, why="steps", words="30 steps"))
 
 
 def test_the_later_of_two_rows_of_one_step_counts() -> None:
     log = TrainingLog(DONE)
     assert [(row.step, row.loss) for row in log.steps] == [(10, 2.0), (20, 1.2), (30, 0.8)]
     assert [row.metrics["val_accuracy"] for row in log.validations] == [0.5, 0.8]
-    assert log.best("val_accuracy") == Best(20, 0.8)
-    assert log.best("loss") == Best(30, 0.8)
+    assert log.best("val_accuracy") == (20, 0.8)
+    assert log.best("loss") == (30, 0.8)
     assert TrainingLog().best("loss") is None
 
 
@@ -96,7 +61,7 @@ def test_training_is_done_when_it_ended_as_ordered() -> None:
     assert log.done(ORDER)
     assert not TrainingLog(KILLED).done(ORDER)
     assert not log.done(TrainOrder(steps=40))
-    longer = TrainingLog((*DONE, _started(20, resumed=30, order=TrainOrder(steps=40))))
+    longer = TrainingLog((*DONE, started(20, resumed=30, order=TrainOrder(steps=40))))
     assert longer.ended is None
     assert longer.restarts == 1, "an order for further steps does not count as a restart"
     # Nor is the time in which nothing was ordered a part of the run.
@@ -114,12 +79,12 @@ def test_figures_of_a_step_are_those_that_count() -> None:
 def test_the_best_is_told_since_launches_keep_it_by_one_metric() -> None:
     by_accuracy, by_loss = (TrainOrder(steps=30, best=name) for name in ("val_accuracy", "val_loss"))
     rows = (
-        _started(0, order=by_accuracy),
-        _validated(2, 10, 0.5),
-        _started(3, 10, order=by_loss),
-        _validated(4, 20, 0.9),
-        _started(5, 20, order=by_loss),
-        _validated(6, 30, 0.8),
+        started(0, order=by_accuracy),
+        validated(2, 10, 0.5),
+        started(3, resumed=10, order=by_loss),
+        validated(4, 20, 0.9),
+        started(5, resumed=20, order=by_loss),
+        validated(6, 30, 0.8),
     )
     assert [row.step for row in TrainingLog(rows).since_best_by("val_loss").validations] == [20, 30]
     assert TrainingLog(rows[:2]).since_best_by("val_accuracy").rows == rows[:2]

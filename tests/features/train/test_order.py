@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from harness.features.train.order import Target, TrainOrder, read_target
@@ -53,12 +52,6 @@ def test_orders_end_alike_that_differ_in_what_is_kept_alone() -> None:
     order = TrainOrder(steps=10)
     assert order.ends_as(TrainOrder(steps=10, keep=1, checkpoint_every=2, restarts=0))
     assert not order.ends_as(TrainOrder(steps=11))
-
-
-def test_an_order_is_equal_to_what_its_file_gives_back() -> None:
-    order = TrainOrder(steps=10, elastic=(1, 2)).stored
-    assert msgspec.json.decode(msgspec.json.encode(order), type=Order) == order
-    assert read_values(order.values, TrainOrder) == TrainOrder(steps=10, elastic=(1, 2))
 
 
 STORED = {

@@ -10,19 +10,17 @@ import msgspec
 import pytest
 from builders import a_cell
 from launching import a_launch, an_attempt
+from training_rows import ORDER, at, started, steps, validated
 
 from harness.features.train.files import log_path
 from harness.features.train.log import (
     Ended,
     Row,
     SavedCheckpoint,
-    Started,
-    Steps,
     TrainingLog,
     TrainingLogWriter,
     Validated,
 )
-from harness.features.train.order import TrainOrder
 from harness.features.train.section import accuracy_section, training_section
 from harness.features.train.trained import (
     Recovery,
@@ -43,44 +41,6 @@ from reports.page.render import render_figures
 from reports.page.section import Table
 from results.launch import Attempt, Slot
 from results.outcome import Outcome
-
-ORDER = TrainOrder(steps=100, target="val_accuracy>=0.9").stored
-
-
-def at(seconds: float) -> str:
-    """The moment `seconds` after four o'clock, less than an hour."""
-    return f"2026-01-02T04:{int(seconds // 60):02d}:{seconds % 60:06.3f}Z"
-
-
-def started(second: float, launch: str, resumed: int | None = None, **order: Any) -> Started:
-    return Started(
-        at=at(second),
-        run_id=f"run-{launch}",
-        launch_id=launch,
-        gpus=2,
-        replicas=2,
-        resumed_step=resumed,
-        order=TrainOrder(steps=100, target="val_accuracy>=0.9", **order),
-        total_steps=100,
-    )
-
-
-def steps(second: float, step: int, *, seconds: float = 1.0, loss: float = 1.0) -> Steps:
-    """A row of steps with batches of 8 samples on all replicas."""
-    return Steps(
-        at=at(second),
-        step=step,
-        epoch=step / 10,
-        samples=8 * step,
-        loss=loss,
-        seconds=seconds,
-        learning_rate=0.1,
-    )
-
-
-def validated(second: float, step: int, accuracy: float) -> Validated:
-    metrics = {"val_loss": 1 - accuracy, "val_accuracy": accuracy}
-    return Validated(at=at(second), step=step, epoch=step / 10, metrics=metrics, seconds=0.5)
 
 
 def not_finite(second: float, step: int) -> Validated:
@@ -142,7 +102,7 @@ def test_unrecorded_moments_of_a_recovery_are_unknown() -> None:
 
 
 def test_going_on_after_an_end_is_no_recovery() -> None:
-    further: list[Row] = [*KILLED, started(100, "third", resumed=100, patience=3)]
+    further: list[Row] = [*KILLED, started(100, "third", resumed=100)]
     assert len(recoveries(TrainingLog(tuple(further)), ATTEMPTS)) == 1
 
 
@@ -277,7 +237,7 @@ def plant(study: Any, folder: Path) -> None:
             bad = not_finite(59, 60)
             for row in (*KILLED[:6], norm, middle[0], bad, KILLED[7], failed, *middle[1:], KILLED[8]):
                 writer.write(row)
-    study.plan(repeats=1, order=ORDER)
+    study.plan(repeats=1, order=ORDER.stored)
     for one in ATTEMPTS.values():
         slot = Slot(cell_id=study.study.cell_ids()[0], run_id=f"run-{one.launch_id}", repeat=1)
         study.study.add_launch(a_launch(launch_id=one.launch_id, slots=(slot,)))
@@ -319,7 +279,7 @@ def test_a_run_that_diverged_is_over_unless_a_later_launch_goes_on(planted, new_
     """One of three seeds reached the target, and two diverged after step 10; one of these was resumed."""
     fields = {"workload": "mlp", "dataset": "digits"}
     cells = [planted.series("weak", "ddp", [2], batch=32, seed=seed, **fields)[0] for seed in range(3)]
-    planted.plan(repeats=1, order=ORDER)
+    planted.plan(repeats=1, order=ORDER.stored)
     for cell, diverged in zip(cells, (False, True, True), strict=True):
         outcome = Outcome.DIVERGED if diverged else Outcome.OK
         run_id = planted.run(cell, new_timing(step_ms=1.0, outcome=outcome))
@@ -342,7 +302,7 @@ def test_a_run_that_diverged_is_over_unless_a_later_launch_goes_on(planted, new_
 
 def test_the_page_of_a_training_that_never_began_says_why(planted, new_timing, capsys) -> None:
     (cell,) = planted.series("weak", "ddp", [2], batch=8)
-    planted.plan(repeats=1, order=ORDER)
+    planted.plan(repeats=1, order=ORDER.stored)
     planted.run(cell, new_timing(step_ms=1.0, outcome=Outcome.CRASHED, reason="it fell over"))
     assert next_run(planted.analysed()) is None
     (figures,) = read_figures([str(planted.study.root)], CostFlags(), Console())

@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -139,11 +139,8 @@ def times_of(lines: Sequence[LogLine]) -> list[int]:
 
 def rising(lines: Sequence[LogLine]) -> list[LogLine]:
     """The first line of each step."""
-    found: list[LogLine] = []
-    for line in lines:
-        if not found or line.step > found[-1].step:
-            found.append(line)
-    return found
+    most = accumulate((line.step for line in lines), max, initial=-1)
+    return [line for line, before in zip(lines, most, strict=False) if line.step > before]
 
 
 def losses_of(lines: Sequence[LogLine]) -> list[float | None]:
@@ -427,19 +424,17 @@ class _Follow:
                 # A full disk, say. A trace is an extra: the run is good without.
                 self._run.absent["trace"] = f"{type(error).__name__}: {error}"
         waits = child.columns["wait_ns"][1:][self.blocks.warmup : self.blocks.last]
-        known = bool(waits) and None not in waits
+        by, why = child.waits.get("by"), None
+        if not waits or None in waits:
+            by, why = None, child.waits.get("note") or "waits are not taken with `steps: log`"
+        means = (int(fmean(waits[at : at + size])) for at in range(0, len(waits), size))
         kept = ProgramRun(
             rank=around.rank.rank,
-            waits_ns=[int(fmean(waits[at : at + size])) for at in range(0, len(waits), size)]
-            if known
-            else None,
-            waits_by=child.waits.get("by") if known else None,
-            why_no_waits=None
-            if known
-            else child.waits.get("note") or "waits are not taken with `steps: log`",
+            waits_ns=None if why else list(means),
+            waits_by=by,
+            why_no_waits=why,
             notes=child.notes,
             steps_seen=len(child.columns["end_ns"]),
             traced=traced,
         )
-        path = around.study.run_folder(self._run.cell.id, self._run.slot.run_id)
-        files.write_once(path / f"program-{around.rank.rank:05d}.json", PROGRAM_RUN.encode(kept))
+        files.write_once(_own_folder(self._run).with_suffix(".json"), PROGRAM_RUN.encode(kept))

@@ -21,7 +21,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from harness.features.train.files import checkpoints_folder, log_path, weights_path
 from harness.features.train.log import (
-    Best,
     Ended,
     EndReason,
     Row,
@@ -466,16 +465,16 @@ class _Records:
             return "target", best
         if at_row or watched is None:
             return None, best
-        values = [point.value for point in self._points(log, watched)]
+        values = [value for _, value in self._points(log, watched)]
         return ("patience" if out_of_patience(values, watched, self._order.patience) else None), best
 
-    def _points(self, log: TrainingLog, metric: MetricName) -> list[Best]:
+    def _points(self, log: TrainingLog, metric: MetricName) -> list[tuple[int, float]]:
         """A metric at each validation; the loss at each checkpoint."""
         if metric == "loss":
             every = self._order.checkpoint_every
-            return [Best(row.step, row.loss) for row in log.steps if row.step % every == 0]
+            return [(row.step, row.loss) for row in log.steps if row.step % every == 0]
         return [
-            Best(row.step, row.metrics.get(metric, math.nan))
+            (row.step, row.metrics.get(metric, math.nan))
             for row in log.validations
             if metric in (*row.metrics, *row.not_finite)
         ]
@@ -484,9 +483,9 @@ class _Records:
         """Whether the last value of the metric is from this step and as good as the best one."""
         metric = self._order.best
         points = [] if metric is None else self._points(log.since_best_by(metric), metric)
-        if metric is None or not points or points[-1].step != self._trainer.steps:
+        if metric is None or not points or points[-1][0] != self._trainer.steps:
             return False
-        return is_best(points[-1].value, [point.value for point in points], metric)
+        return is_best(points[-1][1], [value for _, value in points], metric)
 
     def end(self, why: EndReason, step: int) -> None:
         words: dict[EndReason, str] = {
