@@ -170,22 +170,23 @@ class ExchangeGroup(dist.ProcessGroup):
         torch knows it by name, as meshes and pipelines ask for. `duplex` has the meaning that it has in
         `Link.split`.
         """
-        members = [[self._members[rank] for rank in part] for part in parts]
-        groups = [
-            _open_over(self._new_backend(ranks), ranks, self.timeout, self.traffic, self._staged_for)
-            for ranks in members
-        ]
+        groups = [self._open(part) for part in parts]
         # Gloo has a connection for each direction. NCCL carries out all messages of two ranks one by one, and
         # a message ends when the other rank receives it: two that send to each other first never would.
         if duplex and dist.get_backend(self._backend) != dist.Backend.GLOO:
-            for ranks, group in zip(members, groups, strict=True):
-                downward = self._new_backend(ranks)
+            for part, group in zip(parts, groups, strict=True):
+                downward = self._new_backend([self._members[rank] for rank in part])
                 if group is not None:
                     group._downward_transport = downward
         _await_connections()
         own = next(group for group in groups if group is not None)
         self._parts.append(own)
         return own
+
+    def _open(self, part: Sequence[int]) -> ExchangeGroup | None:
+        """Open a group of these ranks over another backend; None where this rank is not in it."""
+        ranks = [self._members[rank] for rank in part]
+        return _open_over(self._new_backend(ranks), ranks, self.timeout, self.traffic, self._staged_for)
 
     def _new_backend(self, ranks: list[int]) -> Any:
         return dist.new_group(ranks, timeout=self.timeout, backend=dist.get_backend(self._backend))
