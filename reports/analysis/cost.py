@@ -130,7 +130,7 @@ def cheapest_text(frontier: Frontier) -> str:
     """Name the cheapest cell and the fastest; how fast the loss falls is not compared."""
     cheapest, fastest = frontier.cheapest, frontier.fastest
     told = f"{_named(cheapest)} is the cheapest at {_usd_and_time(cheapest)} a million samples"
-    clauses = differences_in_training(cheapest.figures, {one.cell.precision for one in frontier.costs})
+    clauses = differences_in_training(cheapest.figures, (one.cell for one in frontier.costs))
     unlike = f"; it {listed(clauses)}: compare its loss too" if clauses else ""
     if fastest is cheapest:
         return f"{told}, and no cell is faster{unlike}"

@@ -233,12 +233,19 @@ def exchanges_by_nodes(figures: CellFigures) -> bool:
     return by_nodes_before(figures.cell.collective) if isinstance(told, msgspec.UnsetType) else told
 
 
-def differences_in_training(figures: CellFigures, precisions: Iterable[Precision]) -> tuple[str, ...]:
-    """Clauses such as `averages every 4 steps`, for a comparison with cells of these precisions."""
-    cell = figures.cell
+def differences_in_training(figures: CellFigures, others: Iterable[Cell]) -> tuple[str, ...]:
+    """Clauses such as `averages every 4 steps`, for a comparison with `others`.
+
+    A smaller global batch than that of another cell of the same size is one too: ranks that share a replica
+    train on fewer samples a step under weak scaling.
+    """
+    cell, others = figures.cell, list(others)
     clauses = [*training_of(figures).differences]
     if cell.compresses:
         clauses.append("compresses its gradients")
-    if any(_BITS[other] > _BITS[cell.precision] for other in precisions):
+    if any(_BITS[other.precision] > _BITS[cell.precision] for other in others):
         clauses.append(f"computes in {cell.precision}")
+    largest = max((other.global_batch for other in others if other.gpus == cell.gpus), default=0)
+    if largest > cell.global_batch:
+        clauses.append(f"trains on {cell.global_batch:,} samples a step instead of {largest:,}")
     return tuple(clauses)

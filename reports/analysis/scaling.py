@@ -283,6 +283,15 @@ def rate(named: Named) -> float:
     return named[1].figures.rate
 
 
+def of_largest_batch(points: Sequence[Named]) -> list[Named]:
+    """Return the points of one size that train on the most samples a step: others are not compared with them.
+
+    Under weak scaling, ranks that share a replica train on fewer samples.
+    """
+    largest = max((point.cell.global_batch for _, point in points), default=0)
+    return [named for named in points if named[1].cell.global_batch == largest]
+
+
 def ties(best: CellFigures, other: CellFigures, smallest: float) -> bool:
     """Whether the runs of two cells do not show that `best` has the higher throughput by at least the share
     `smallest`."""

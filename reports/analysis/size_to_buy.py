@@ -79,10 +79,10 @@ def candidates_of(piece: Piece, costs: dict[str, CellCost]) -> tuple[list[Candid
     """The points that may be bought, once each, and those that may not, with the reason."""
     found: dict[str, Candidate] = {}
     left_out: dict[str, None] = {}
-    precisions = {point.cell.precision for _, point in piece.measured}
+    measured = [point.cell for _, point in piece.measured]
     for _, point in (*piece.measured, *piece.unproven):
         figures, cost = point.figures, costs[point.cell.id]
-        refused = _refused(figures, differences_in_training(figures, precisions))
+        refused = _refused(figures, differences_in_training(figures, measured))
         if refused is not None:
             left_out[f"{figures.name} ({refused})"] = None
         elif figures.cell.id not in found:

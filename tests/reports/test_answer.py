@@ -7,6 +7,8 @@ from generated_study import large_study
 
 from reports.analysis.size_to_buy import CPU
 from reports.analysis.verdict.verdict import verdict
+from reports.page.section import Table
+from reports.page.sections.best import best_section
 from results.outcome import Evidence, Outcome
 from results.record import Training
 
@@ -121,3 +123,26 @@ def test_where_no_growth_pays_the_single_device_is_named_with_the_growth(new_stu
     told = answered(planted.analysed())
     assert told.startswith("single on 1 GPU has ")
     assert "the size to buy in 100 % of resamples: going from 1 to 2 changes throughput by +5 %" in told
+
+
+def test_points_of_unequal_global_batches_are_not_compared(new_study, tmp_path) -> None:
+    planted = new_study(tmp_path / "study", device="cuda")
+    planted.points("single", {1: [10.0, 10.01, 9.99]})
+    planted.points("fsdp", {2: [11.0, 11.01, 10.99], 4: [12.0, 12.01, 11.99]})
+    # Its rate in samples is twice as high, at half of the samples a step.
+    planted.points("fsdp:tp=2", {2: [2.5, 2.51, 2.49], 4: [3.0, 3.01, 2.99]}, model_parallel=2)
+    study = planted.analysed()
+    told = answered(study)
+    assert told.startswith("fsdp on 4 GPUs trains 3.33 times ")
+    assert (
+        "ot comparable, because a step trains on another number of samples than 32: fsdp:tp=2 (16); " in told
+    )
+    assert (
+        "econd choice, if its loss is as good: fsdp:tp=2, which trains on 16 samples a step instead of 32"
+        in told
+    )
+    [bought] = verdict(study).workloads[0].to_buy
+    assert bought.choice is not None
+    assert bought.choice.strategy == "fsdp"
+    [table] = [block for block in best_section(study).blocks if isinstance(block, Table)]
+    assert "fsdp:tp=2" not in str(table)

@@ -9,7 +9,7 @@ from reports.analysis.cost import CellCost, cell_costs
 from reports.analysis.effect import sides
 from reports.analysis.figures import differences_in_training
 from reports.analysis.knee import knee
-from reports.analysis.scaling import Named, Piece, piece_of, rate, ties
+from reports.analysis.scaling import Named, Piece, of_largest_batch, piece_of, rate, ties
 from reports.analysis.size_to_buy import SizeToBuy
 from reports.analysis.study import StudyFigures
 from reports.text import capital, devices, duration, listed, metric, number, percent, whole_percent
@@ -51,7 +51,8 @@ def lead_of(piece: Piece, bought: SizeToBuy, smallest: float) -> Named | None:
         chosen = (one for one in piece.measured if one[1].figures.cell.id == bought.choice.cell_id)
         return next(chosen, None)
     largest = max((point.gpus for _, point in piece.measured), default=0)
-    there = sorted((one for one in piece.measured if one[1].gpus == largest), key=rate, reverse=True)
+    alike = of_largest_batch([one for one in piece.measured if one[1].gpus == largest])
+    there = sorted(alike, key=rate, reverse=True)
     level = [one for one in there if ties(there[0][1].figures, one[1].figures, smallest)]
     plain = (one for one in level if not _unlike(piece, one))
     return next(plain, next(iter(there), None))
@@ -59,8 +60,7 @@ def lead_of(piece: Piece, bought: SizeToBuy, smallest: float) -> Named | None:
 
 def _unlike(piece: Piece, named: Named) -> tuple[str, ...]:
     """How a point trains otherwise than plain data parallelism in the fullest precision of the piece."""
-    precisions = {point.cell.precision for _, point in piece.measured}
-    return tuple(differences_in_training(named[1].figures, precisions))
+    return differences_in_training(named[1].figures, (point.cell for _, point in piece.measured))
 
 
 def _speed_up(lead: Named) -> str:
@@ -113,7 +113,8 @@ def _others(piece: Piece, lead: Named, smallest: float) -> Iterator[str]:
     if unlike := _unlike(piece, lead):
         yield f"it {listed(unlike)}: compare its loss too"
     there = [one for one in piece.measured if one[1].gpus == lead[1].gpus and one[0] is not lead[0]]
-    others = sorted(there, key=rate, reverse=True)
+    batch = lead[1].cell.global_batch
+    others = sorted((one for one in there if one[1].cell.global_batch == batch), key=rate, reverse=True)
     judged = sides([(_sample_ns(lead), _sample_ns(one)) for one in others], smallest)
     by_side = grouped(zip(judged, others, strict=True))
     if alike := [f"{one[0].key.label} ({_figure(times(one))})" for one in by_side.get(None, ())]:
@@ -129,6 +130,15 @@ def _others(piece: Piece, lead: Named, smallest: float) -> Iterator[str]:
     ]
     if slower:
         yield f"slower: {listed(slower, most=_MOST_OTHERS, last='; ')}"
+    if unequal := [
+        f"{curve.key.label} ({point.cell.global_batch:,})"
+        for curve, point in there
+        if point.cell.global_batch != batch
+    ]:
+        yield (
+            f"not comparable, because a step trains on another number of samples than {batch:,}: "
+            f"{listed(unequal)}; strong scaling compares them at one global batch"
+        )
 
 
 def _sample_ns(named: Named) -> list[float]:

@@ -9,7 +9,7 @@ from reports import fields
 from reports.analysis.effect import effect_text
 from reports.analysis.headline import FiguresRow, cells_table
 from reports.analysis.outcomes import outcome_words
-from reports.analysis.scaling import Curve, is_measured, rate, ties
+from reports.analysis.scaling import Curve, is_measured, of_largest_batch, rate, ties
 from reports.analysis.study import StudyFigures
 from reports.fields import NONE, Field
 from reports.page.looks import works
@@ -59,10 +59,11 @@ def _best(study: StudyFigures) -> Iterator[_Best]:
         sizes = grouped((point.gpus, (curve, point)) for curve in curves for point in curve.points)
         for size in sorted(sizes):
             measured = [named for named in sizes[size] if is_measured(named[1])] or sizes[size]
-            best = max(measured, key=rate)
+            compared = of_largest_batch(measured)
+            best = max(compared, key=rate)
             level = [
                 other.key.label
-                for other, one in measured
+                for other, one in compared
                 if one is not best[1]
                 and ties(best[1].figures, one.figures, study.assumptions.smallest_effect)
             ]
