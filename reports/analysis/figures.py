@@ -236,8 +236,7 @@ def exchanges_by_nodes(figures: CellFigures) -> bool:
 def differences_in_training(figures: CellFigures, others: Iterable[Cell]) -> tuple[str, ...]:
     """Clauses such as `averages every 4 steps`, for a comparison with `others`.
 
-    A smaller global batch than that of another cell of the same size is one too: ranks that share a replica
-    train on fewer samples a step under weak scaling.
+    Under weak scaling, ranks that share a replica train on fewer samples a step than others of their size.
     """
     cell, others = figures.cell, list(others)
     clauses = [*training_of(figures).differences]

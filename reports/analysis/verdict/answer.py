@@ -38,8 +38,9 @@ def answer(study: StudyFigures, sizes: Sequence[SizeToBuy]) -> tuple[str, tuple[
         piece = piece_of(study.curves, bought.workload, bought.scaling)
         lead = lead_of(piece, bought, smallest) if piece else None
         if piece is not None and lead is not None:
-            others = (*_others(piece, lead, smallest), *_second_choice(piece, lead, smallest))
-            beside = tuple(f"{capital(text)}." for text in (*others, *_trade(study, sizes)))
+            others = (*_others(piece, lead, smallest), *_not_comparable(piece, lead))
+            more = (*_second_choice(piece, lead, smallest), *_trade(study, sizes))
+            beside = tuple(f"{capital(text)}." for text in (*others, *more))
             return f"{_speed_up(lead)}{_why(bought)}.", beside
     return "", ()
 
@@ -112,9 +113,7 @@ def _others(piece: Piece, lead: Named, smallest: float) -> Iterator[str]:
     """How the other strategies do on as many devices, the fastest first, judged together."""
     if unlike := _unlike(piece, lead):
         yield f"it {listed(unlike)}: compare its loss too"
-    there = [one for one in piece.measured if one[1].gpus == lead[1].gpus and one[0] is not lead[0]]
-    batch = lead[1].cell.global_batch
-    others = sorted((one for one in there if one[1].cell.global_batch == batch), key=rate, reverse=True)
+    others = _beside(piece, lead).get(lead[1].cell.global_batch, [])
     judged = sides([(_sample_ns(lead), _sample_ns(one)) for one in others], smallest)
     by_side = grouped(zip(judged, others, strict=True))
     if alike := [f"{one[0].key.label} ({_figure(times(one))})" for one in by_side.get(None, ())]:
@@ -130,15 +129,28 @@ def _others(piece: Piece, lead: Named, smallest: float) -> Iterator[str]:
     ]
     if slower:
         yield f"slower: {listed(slower, most=_MOST_OTHERS, last='; ')}"
-    if unequal := [
-        f"{curve.key.label} ({point.cell.global_batch:,})"
-        for curve, point in there
-        if point.cell.global_batch != batch
-    ]:
+
+
+def _not_comparable(piece: Piece, lead: Named) -> Iterator[str]:
+    """Name the strategies whose steps train on another number of samples than those of `lead`."""
+    batch, beside = lead[1].cell.global_batch, _beside(piece, lead)
+    unequal = [
+        f"{curve.key.label} ({size:,})" for size in beside if size != batch for curve, _ in beside[size]
+    ]
+    if unequal:
         yield (
             f"not comparable, because a step trains on another number of samples than {batch:,}: "
             f"{listed(unequal)}; strong scaling compares them at one global batch"
         )
+
+
+def _beside(piece: Piece, lead: Named) -> dict[int, list[Named]]:
+    """Return the other points on as many devices by their global batch, the fastest first."""
+    return grouped(
+        (one[1].cell.global_batch, one)
+        for one in sorted(piece.measured, key=rate, reverse=True)
+        if one[1].gpus == lead[1].gpus and one[0] is not lead[0]
+    )
 
 
 def _sample_ns(named: Named) -> list[float]:
