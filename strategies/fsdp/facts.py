@@ -28,7 +28,8 @@ from strategies.context.facts import OPTIONS as CONTEXT
 from strategies.facts import AutoPoint, Proposal, quotient
 from strategies.fsdp.block_choices import BlockChoice, canonical, read_choices
 from strategies.sharding import OFFLOAD, PARAMS, ShardingFacts
-from strategies.tensor_parallel.facts import activation_sums
+from strategies.tensor_parallel.facts import OPTIONS as TENSOR
+from strategies.tensor_parallel.facts import activation_messages
 
 _ALL_BLOCKS = {
     "prefetch": Option(
@@ -141,7 +142,9 @@ class Fsdp2Facts(ShardingFacts):
             across: Receivers = ("replicate", groups.replicate)
             yield term_of("shards of gradients", "all-reduce", across, pieces, overlap=after)
         if groups.tensor > 1:
-            yield activation_sums(cell, parts, groups)
+            yield from activation_messages(
+                cell, parts, groups, self.checkpoints, sequence=self.splits_tokens
+            )
         if self.attention is not None:
             yield from attention_messages(cell, parts, groups, self.attention, self.checkpoints)
 

@@ -216,6 +216,8 @@ COUNTED: list[Any] = [
     (2, "scratch-fsdp:stage=1", "gpt", {"accumulation": 2}),
     (2, "scratch-fsdp:stage=2", "llama", {"accumulation": 2}),
     (2, "tp", "llama", {"accumulation": 2}),
+    (2, "tp:sequence=true", "llama", {"accumulation": 2}),
+    (2, "tp:sequence=true", "adapted", {}),
     (2, "pipeline:1f1b", "gpt", {"accumulation": 2}),
     pytest.param(2, "pipeline:gpipe", "llama", {}, marks=pytest.mark.slow),
     pytest.param(4, "fsdp:tp=2", "llama", {"accumulation": 2}, marks=pytest.mark.slow),
@@ -319,6 +321,9 @@ BY_OPERATION = {"all_reduce": "sum", "reduce_scatter": "sum", "all-reduce": "sum
         (4, "tp", {"accumulation": 2}),
         (4, "tp", {"activation_checkpointing": True}),
         (4, "tp", {"activation_checkpointing": "selective"}),
+        *((size, "tp:sequence=true", {"accumulation": 2}) for size in (4, 8)),
+        (2, "tp:sequence=true", {"activation_checkpointing": True}),
+        (2, "tp:sequence=true", {"activation_checkpointing": "selective"}),
     ],
 )
 def test_the_closed_form_holds_at_every_size(size, strategy, settings) -> None:
