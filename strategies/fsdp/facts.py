@@ -142,9 +142,7 @@ class Fsdp2Facts(ShardingFacts):
             across: Receivers = ("replicate", groups.replicate)
             yield term_of("shards of gradients", "all-reduce", across, pieces, overlap=after)
         if groups.tensor > 1:
-            yield from activation_messages(
-                cell, parts, groups, self.checkpoints, sequence=self.splits_tokens
-            )
+            yield from activation_messages(cell, parts, groups, self.checkpoints, sequence=self.splits_tokens)
         if self.attention is not None:
             yield from attention_messages(cell, parts, groups, self.attention, self.checkpoints)
 

@@ -69,9 +69,7 @@ class TensorParallel(StrategyFacts):
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
         groups = self.groups(cell.gpus, cell.node_size)
-        yield from activation_messages(
-            cell, parts, groups, self.checkpoints, sequence=self.splits_tokens
-        )
+        yield from activation_messages(cell, parts, groups, self.checkpoints, sequence=self.splits_tokens)
 
 
 def activation_messages(
@@ -117,13 +115,14 @@ def activation_messages(
     )
     weights = [weight for block in parts.trained.blocks for weight in block.weights if not weight.split]
     if values := sum(-(-weight.rows // groups.shard_ranks) * weight.columns for weight in weights):
-        yield term(
-            "gradients of norms", "all-reduce", along, payload=VALUE_BYTES * values, operations=1
-        )
+        yield term("gradients of norms", "all-reduce", along, payload=VALUE_BYTES * values, operations=1)
 
 
-def nearest_lengths(tokens: int, pieces: int) -> str:
-    """Say that sequences of `tokens` tokens do not divide into `pieces`, with the nearest lengths that do."""
+def uneven_tokens(tokens: int, pieces: int) -> str | None:
+    """Return that sequences of `tokens` tokens do not divide into equal pieces, with the nearest lengths that
+    do, as a clause; None if they divide."""
+    if tokens % pieces == 0:
+        return None
     below = tokens // pieces * pieces
     nearest = " and ".join(str(length) for length in (below, below + pieces) if length)
     return f"{tokens} tokens do not divide into {pieces} pieces (the nearest lengths: {nearest})"

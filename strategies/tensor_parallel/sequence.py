@@ -21,7 +21,7 @@ from torch.nn.modules.conv import _ConvNd
 from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies.collectives.link import Link
-from strategies.tensor_parallel.facts import nearest_lengths
+from strategies.tensor_parallel.facts import uneven_tokens
 from strategies.training.layouts import homes_of, layout_module
 
 _MIXERS = (_NormBase, nn.GroupNorm, _ConvNd, nn.RNNBase, nn.MultiheadAttention)
@@ -108,8 +108,8 @@ class SequenceSplit:
         first, *others = inputs or (None,)
         if not isinstance(first, Tensor) or first.dim() < 3:
             _refuse(f"the first input of {name} by position is not (samples, tokens, features)")
-        if first.shape[1] % self._link.size:
-            _refuse(nearest_lengths(first.shape[1], self._link.size))
+        if reason := uneven_tokens(first.shape[1], self._link.size):
+            _refuse(reason)
         self._tokens, self._within = first.shape[1] // self._link.size, True
         return exchanged(first, self._link, own_tokens, all_tokens), *others
 

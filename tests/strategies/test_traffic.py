@@ -217,7 +217,6 @@ COUNTED: list[Any] = [
     (2, "scratch-fsdp:stage=2", "llama", {"accumulation": 2}),
     (2, "tp", "llama", {"accumulation": 2}),
     (2, "tp:sequence=true", "llama", {"accumulation": 2}),
-    (2, "tp:sequence=true", "adapted", {}),
     (2, "pipeline:1f1b", "gpt", {"accumulation": 2}),
     pytest.param(2, "pipeline:gpipe", "llama", {}, marks=pytest.mark.slow),
     pytest.param(4, "fsdp:tp=2", "llama", {"accumulation": 2}, marks=pytest.mark.slow),
