@@ -14,7 +14,6 @@ from strategies.closed_form.moments import Footprint
 from strategies.closed_form.terms import Collective, Receivers, Term, term
 from strategies.facts import AutoPoint, Proposal, StrategyFacts
 
-
 OPTIONS = MappingProxyType(
     {
         "sequence": Option(
@@ -85,10 +84,9 @@ def activation_messages(
     of the last product, and so one of them. `checkpoints` returns whether the strategy itself recomputes a
     block, given by its index.
 
-    With `sequence` a rank receives the sums of its own tokens, and each of the two sums has a gathering of the
-    tokens before it, or in backward after it (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2). What
-    follows the last block gathers once more, and so do the gradients of what precedes the first. Gradients of
-    what a block does not split are summed once a step.
+    With `sequence` a rank receives the sums of its own tokens, and gathers tokens as often (Korthikanti et
+    al. 2022, arXiv:2205.05198, section 4.2.2). The output of the last block is gathered once more, and so is
+    the gradient of the first one's input. Gradients of what a block does not split are summed once a step.
     """
     ranks = groups.tensor
     along: Receivers = ("tensor", ranks)

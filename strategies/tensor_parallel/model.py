@@ -112,7 +112,8 @@ class TensorSplit:
             setattr(owner, attribute, getattr(owner, attribute) // link.size)
 
     def sum_gradients(self, gradients: Iterable[tuple[str, Tensor]], device: torch.device) -> None:
-        """Sum the gradients, by name, of parameters that have seen the tokens of this rank alone; collective."""
+        """Sum the gradients, by name, of parameters that have seen the tokens of this rank alone.
+        Collective."""
         if self._sequence is not None:
             whole = ((name, value) for name, value in gradients if not self.cuts(name))
             self._sequence.sum_gradients(whole, device)

@@ -1,9 +1,10 @@
 """Sequence parallelism: between the layers that are split, each rank has a part of the tokens.
 
-Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2. Before a layer that is split by outputs the tokens are
-gathered, and after one that is split by inputs each rank receives the sums of its own tokens; the backward pass
-does the opposite. A norm, a bias that is added after a sum, and any other parameter of a block that is not split
-then see the tokens of one rank, and their gradients are summed over the ranks. Stem and head stay whole.
+Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2. A rank gathers the tokens before a layer that is
+split by outputs, and receives the sums of its own tokens after one that is split by inputs; the backward pass
+does the opposite. The gathered tokens are kept until then. Parameters of a block that are not split (norms,
+biases that are added after a sum) see the tokens of one rank, and their gradients are summed over the ranks.
+Stem and head stay whole.
 """
 
 from __future__ import annotations
@@ -114,8 +115,8 @@ class SequenceSplit:
         return exchanged(first, self._link, own_tokens, all_tokens), *others
 
     def _check(self, name: str, block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Refuse a block with inputs of another form, or with others that get a gradient: each rank would have
-        a part of it."""
+        """Refuse a block with inputs of another form, or with others that get a gradient, of which each rank
+        would have a part."""
         first, *others = inputs or (None,)
         if not isinstance(first, Tensor) or first.dim() < 3 or first.shape[1] != self._tokens:
             _refuse(f"the first input of {name} by position is not the output of the block before it")

@@ -178,6 +178,8 @@ SPLIT: list[Any] = [
     (4, "fsdp:tp=2", "grouped", {"accumulation": 2, "clip_norm": 0.1}),
     (4, "fsdp:tp=2", "llama", {"optimizer": ADAMW, "activation_checkpointing": True}),
     pytest.param(4, "fsdp:tp=2", "frozen", {"clip_norm": 0.1}, marks=pytest.mark.slow),
+    (4, "fsdp:tp=2:sequence=true", "grouped", {"accumulation": 2, "clip_norm": 0.1}),
+    (4, "manual:reshard.checkpoint+keep:tp=2:sequence=true", "gpt", {"clip_norm": 0.1}),
     pytest.param(
         8, "hsdp:tp=2", "gpt", {"node_size": 4, "optimizer": ADAMW, "clip_norm": 0.1}, marks=pytest.mark.slow
     ),

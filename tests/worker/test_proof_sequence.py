@@ -103,6 +103,8 @@ def test_tokens_that_are_split_wrongly_are_caught(proofs, mutation, fields, deta
         (2, SPLIT | TWICE_CLIPPED),
         (2, LLAMA | {"activation_checkpointing": "selective", "optimizer": "adamw:lr=0.001"}),
         (2, LLAMA | {"precision": "bf16"}),
+        (4, SPLIT | TWICE_CLIPPED | {"strategy": "fsdp:tp=2:sequence=true"}),
+        (4, LLAMA | {"strategy": "fsdp:attention=gathered:cp=2:tp=2:sequence=true"}),
     ],
 )
 def test_tokens_that_are_split_rightly_are_proven(proofs, size, fields) -> None:
