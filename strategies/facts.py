@@ -110,6 +110,12 @@ class StrategyFacts(CatalogFacts):
         return None
 
     @property
+    def splits_tokens(self) -> bool:
+        """Whether the ranks that compute each layer together have a part of the tokens between its split
+        layers."""
+        return False
+
+    @property
     def of_process(self) -> str:
         """The settings of the whole process that it runs in; cells with others need another launch."""
         return ""
@@ -187,7 +193,8 @@ class StrategyFacts(CatalogFacts):
 
     def sizes(self, cell: Cell, parts: ModelParts) -> Sizes:
         """Return the sizes of a rank of `cell`."""
-        return Sizes(cell, parts, self.groups(cell.gpus, cell.node_size), self.checkpoints)
+        groups = self.groups(cell.gpus, cell.node_size)
+        return Sizes(cell, parts, groups, self.checkpoints, splits_tokens=self.splits_tokens)
 
     def moments(self, cell: Cell, parts: ModelParts) -> Iterator[Footprint]:
         """Yield the memory of the fullest rank at each moment at which it may be largest."""

@@ -19,6 +19,8 @@ from results.parts import Unknown
 from results.plan import Pattern, Plan, Point, Request, Rule, SeriesId, placement_of
 from strategies.catalog import COLLECTIVES, STRATEGIES
 from strategies.context.facts import uneven
+from strategies.facts import StrategyFacts
+from strategies.tensor_parallel.facts import uneven_tokens
 from workloads.catalog import MEMBERS, WORKLOADS, facts
 from workloads.shape import WorkloadFacts
 
@@ -184,7 +186,7 @@ def unsplittable(cell: Cell) -> str | None:
     if not isinstance(least, Unknown) and cell.micro_batch // strategy.microbatches < least:
         return f"BatchNorm of {cell.workload} needs at least {least} samples in a microbatch"
     groups = strategy.groups(cell.gpus, cell.node_size)
-    if reason := _uneven_sequence(cell, known, strategy.attention, groups):
+    if reason := _uneven_sequence(cell, known, strategy, groups):
         return reason
     if groups.tensor > 1 and not isinstance(known.heads, Unknown):
         if not known.heads:
@@ -196,15 +198,20 @@ def unsplittable(cell: Cell) -> str | None:
 
 
 def _uneven_sequence(
-    cell: Cell, known: WorkloadFacts, attention: str | None, groups: GroupLayout
+    cell: Cell, known: WorkloadFacts, strategy: StrategyFacts, groups: GroupLayout
 ) -> str | None:
     """Why the sequences of a workload cannot be split over ranks; None if they can, or if it is not known."""
-    if attention is None or isinstance(known.unit, Unknown) or isinstance(known.units_per_sample, Unknown):
+    attention, splits = strategy.attention, strategy.splits_tokens
+    if attention is None and not splits:
+        return None
+    if isinstance(known.unit, Unknown) or isinstance(known.units_per_sample, Unknown):
         return None
     if known.unit != "tokens":
         return f"{cell.workload} has no sequence of tokens, which {cell.strategy} splits"
     heads = None if isinstance(known.heads, Unknown) or not known.heads else known.heads[0]
-    reason = uneven(attention, groups, known.units_per_sample, heads)
+    reason = attention and uneven(attention, groups, known.units_per_sample, heads)
+    if reason is None and splits:
+        reason = uneven_tokens(known.units_per_sample, groups.tensor * groups.context)
     return None if reason is None else f"{cell.workload} does not fit {cell.strategy}: {reason}"
 
 

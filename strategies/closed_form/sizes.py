@@ -6,11 +6,11 @@ Each strategy's facts say which of them a training step holds at once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from results.cell import Cell, Checkpointing
 from results.groups import GroupLayout
-from results.parts import VALUE_BYTES, ModelParts, Part
+from results.parts import VALUE_BYTES, ModelParts, Part, Saved
 from strategies.optimizers import OPTIMIZERS
 
 HALF_BYTES = 2
@@ -39,10 +39,12 @@ class Sizes:
         checkpointed: Callable[[int], bool],
         *,
         gathers_keys: bool = False,
+        splits_tokens: bool = False,
     ) -> None:
         """`checkpointed` returns whether the strategy itself recomputes a block, given by its index;
-        `gathers_keys`: attention keeps the keys and values of the ranks of a sequence."""
-        self.gathers_keys = gathers_keys
+        `gathers_keys`: attention keeps the keys and values of the ranks of a sequence; `splits_tokens`: each
+        rank has a part of the tokens between split layers."""
+        self.gathers_keys, self.splits_tokens = gathers_keys, splits_tokens
         self.cell, self.parts, self.groups = cell, parts, groups
         self._checkpointed = checkpointed
         self._optimizer = OPTIMIZERS.facts(cell.optimizer)
@@ -133,12 +135,14 @@ class Activations:
     def __init__(self, sizes: Sizes, stage: Stage, *, samples: int, flights: int = 1) -> None:
         self._samples, self._tensor = samples, sizes.groups.tensor
         self._context = sizes.groups.context
+        self._of_tokens = self._tensor if sizes.splits_tokens else 1
+        """Ranks over which the tokens between split layers are divided."""
         model = sizes.parts
         blocks = [model.blocks[index] for index in stage.blocks]
         modes = [sizes.checkpointing(index) for index in stage.blocks]
         others = self._context - 1 if sizes.gathers_keys else 0
         whole = [
-            self._whole(block) + 2 * others * samples * block.input // self._context // self._tensor
+            self._block(block) + 2 * others * samples * block.input // self._context // self._tensor
             for block in blocks
         ]
         kept = [
@@ -165,10 +169,16 @@ class Activations:
     def _whole(self, part: Part) -> int:
         return self._samples * part.saved.over(self._tensor) // self._context + part.saved_once
 
+    def _block(self, block: Part) -> int:
+        """Bytes that a block saves. The gathered inputs of its two pairs of split layers stay whole."""
+        gathered = min(2 * block.input, block.saved.whole)
+        divided = (block.saved.whole - gathered) // self._of_tokens
+        return self._whole(replace(block, saved=Saved(whole=gathered + divided, split=block.saved.split)))
+
     def _kept(self, block: Part, mode: Checkpointing) -> int:
         """Bytes that a checkpointed block keeps until its backward pass begins."""
         products = block.products.over(self._tensor) if mode == "selective" else 0
-        return self._samples * (block.input + products) // self._context
+        return self._samples * (block.input // self._of_tokens + products) // self._context
 
 
 def stage_values(parts: ModelParts, stage: Stage, tensor: int = 1) -> int:

@@ -28,7 +28,8 @@ from strategies.context.facts import OPTIONS as CONTEXT
 from strategies.facts import AutoPoint, Proposal, quotient
 from strategies.fsdp.block_choices import BlockChoice, canonical, read_choices
 from strategies.sharding import OFFLOAD, PARAMS, ShardingFacts
-from strategies.tensor_parallel.facts import activation_sums
+from strategies.tensor_parallel.facts import OPTIONS as SEQUENCE
+from strategies.tensor_parallel.facts import activation_messages
 
 _ALL_BLOCKS = {
     "prefetch": Option(
@@ -41,6 +42,7 @@ _ALL_BLOCKS = {
     ),
     "params": PARAMS,
     "tp": Option(kind="int", default=1, minimum=1, help="ranks that compute each layer together"),
+    **SEQUENCE,
     **CONTEXT,
 }
 _OPTIONS = MappingProxyType(
@@ -85,20 +87,34 @@ class Fsdp2Facts(ShardingFacts):
 
     def sizes(self, cell: Cell, parts: ModelParts) -> Sizes:
         groups, gathers = self.groups(cell.gpus, cell.node_size), self.attention == GATHERED
-        return Sizes(cell, parts, groups, self.checkpoints, gathers_keys=gathers)
+        return Sizes(
+            cell,
+            parts,
+            groups,
+            self.checkpoints,
+            gathers_keys=gathers,
+            splits_tokens=self.splits_tokens,
+        )
 
     @property
     def attention(self) -> str | None:
         return self.spec.word("attention") if self.spec.integer("cp") > 1 else None
 
+    @property
+    def splits_tokens(self) -> bool:
+        return self.spec.flag("sequence")
+
     def redundant(self, cell: Cell) -> str | None:
         if cell.gpus == self.spec.integer("tp"):
-            return f"{self.spec.text} leaves nothing to shard on {cell.gpus} ranks: use tp, which is the same"
+            same = "tp:sequence=true" if self.splits_tokens else "tp"
+            return f"{self.spec.text} leaves nothing to shard on {cell.gpus} ranks: use {same}, which is the same"
         return None
 
     def refusal(self, cell: Cell) -> str | None:
         if self.attention is None and self.spec.word("attention") != ULYSSES:
             return f"{self.spec.text} splits no sequence: add cp=2, or leave attention out"
+        if self.splits_tokens and self.spec.integer("tp") == 1:
+            return f"{self.spec.text} splits no layers: add tp=2, or leave sequence out"
         if cell.compile and self.spec.integer("tp") * self.spec.integer("cp") > 1:
             return (
                 f"{self.spec.text} does not go with --compile: it exchanges activations inside of layers, "
@@ -141,7 +157,7 @@ class Fsdp2Facts(ShardingFacts):
             across: Receivers = ("replicate", groups.replicate)
             yield term_of("shards of gradients", "all-reduce", across, pieces, overlap=after)
         if groups.tensor > 1:
-            yield activation_sums(cell, parts, groups)
+            yield from activation_messages(cell, parts, groups, self.checkpoints, sequence=self.splits_tokens)
         if self.attention is not None:
             yield from attention_messages(cell, parts, groups, self.attention, self.checkpoints)
 

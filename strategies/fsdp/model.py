@@ -81,7 +81,8 @@ class FsdpModel(ParallelModel):
         self._grid = DeviceGrid(self._link, setting.groups, device)
         self._split = None
         if self._grid.tensor is not None:
-            self._split = TensorSplit(module, layout, self._grid.tensor, begin)
+            sequence = facts.splits_tokens
+            self._split = TensorSplit(module, layout, self._grid.tensor, begin, sequence=sequence)
         self._context = None
         if facts.attention is not None:
             along = self._grid.along("context")
@@ -172,19 +173,25 @@ class FsdpModel(ParallelModel):
             yield
             if now:
                 self._unlike.refuse(self._named)
+                if self._split is not None:
+                    self._split.sum_gradients(self._shards_of_gradients(), self._device)
         finally:
             if self._context is not None:
                 self._context.end()
             if now:
                 self._unlike.end()
 
+    def _shards_of_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self.bare.named_parameters():
+            if parameter.grad is not None:
+                yield name, _local(parameter.grad)
+
     def clip_gradients(self, max_norm: float) -> Tensor:
         replicas, split = self._grid.groups.replicate, self._split
         # Each shard with the number of ranks that have the same one.
         shards = [
-            (_local(parameter.grad), replicas * (1 if split is None else split.copies(name)))
-            for name, parameter in self.bare.named_parameters()
-            if parameter.grad is not None
+            (gradient, replicas * (1 if split is None else split.copies(name)))
+            for name, gradient in self._shards_of_gradients()
         ]
         return clip_shards(shards, max_norm, self._link, self._device)
 

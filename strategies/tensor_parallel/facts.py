@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import MappingProxyType
 
 from results.cell import Cell
 from results.groups import GroupLayout
-from results.parts import ModelParts
+from results.parts import VALUE_BYTES, ModelParts
+from results.spec import Option
 from strategies.closed_form.moments import Footprint
-from strategies.closed_form.terms import Term, term
+from strategies.closed_form.terms import Collective, Receivers, Term, term
 from strategies.facts import AutoPoint, Proposal, StrategyFacts
+
+OPTIONS = MappingProxyType(
+    {
+        "sequence": Option(
+            kind="bool",
+            default=False,
+            help="with tp: each rank has a part of the tokens between the split layers",
+        )
+    }
+)
 
 
 class TensorParallel(StrategyFacts):
@@ -19,6 +31,7 @@ class TensorParallel(StrategyFacts):
     that layer."""
 
     name = "tp"
+    options = OPTIONS
     help = "tensor parallelism: every rank computes a part of each layer"
     model = "strategies.tensor_parallel.model:TensorParallelModel"
     fixed_exchange = "it exchanges activations, not gradients"
@@ -28,6 +41,10 @@ class TensorParallel(StrategyFacts):
     eager = (
         "it exchanges activations inside of the model, which torch.compile cannot trace; leave --compile out"
     )
+
+    @property
+    def splits_tokens(self) -> bool:
+        return self.spec.flag("sequence")
 
     @property
     def shards(self) -> bool:
@@ -50,19 +67,60 @@ class TensorParallel(StrategyFacts):
         yield from (built, *others)
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
-        yield activation_sums(cell, parts, self.groups(cell.gpus, cell.node_size))
+        groups = self.groups(cell.gpus, cell.node_size)
+        yield from activation_messages(cell, parts, groups, self.checkpoints, sequence=self.splits_tokens)
 
 
-def activation_sums(cell: Cell, parts: ModelParts, groups: GroupLayout) -> Term:
-    """Return the sums of activations: each block needs two in forward, and two of gradients in backward
+def activation_messages(
+    cell: Cell,
+    parts: ModelParts,
+    groups: GroupLayout,
+    checkpoints: Callable[[int], bool],
+    *,
+    sequence: bool,
+) -> Iterator[Term]:
+    """Yield the sums of activations: each block needs two in forward, and two of gradients in backward
     (Shoeybi et al. 2019, arXiv:1909.08053, section 3); checkpointing repeats the forward pass up to the input
-    of the last product, and so one of them."""
-    sums = 5 if cell.activation_checkpointing else 4
+    of the last product, and so one of them. `checkpoints` returns whether the strategy itself recomputes a
+    block, given by its index.
+
+    With `sequence` a rank receives the sums of its own tokens, and gathers tokens as often (Korthikanti et
+    al. 2022, arXiv:2205.05198, section 4.2.2). The output of the last block is gathered once more, and so is
+    the gradient of the first one's input. Gradients of what a block does not split are summed once a step.
+    """
+    ranks = groups.tensor
+    along: Receivers = ("tensor", ranks)
     each = cell.batch_per_replica / groups.context
-    return term(
+    again = [bool(cell.activation_checkpointing or checkpoints(place)) for place in range(len(parts.blocks))]
+    summed: Collective = "reduce-scatter" if sequence and cell.backend == "nccl" else "all-reduce"
+    yield term(
         "activations",
-        "all-reduce",
-        ("tensor", groups.tensor),
-        payload=each * sum(sums * block.input for block in parts.blocks),
-        operations=cell.accumulation * sums * len(parts.blocks),
+        summed,
+        along,
+        payload=each * sum((4 + more) * block.input for block, more in zip(parts.blocks, again, strict=True)),
+        operations=cell.accumulation * sum(4 + more for more in again),
     )
+    if not sequence:
+        return
+    gathered = [(4 + 2 * more) * block.input for block, more in zip(parts.blocks, again, strict=True)]
+    ends = [block.input for block in parts.blocks[-1:] + parts.blocks[:1] * bool(parts.trained.stem.values)]
+    yield term(
+        "tokens",
+        "all-gather",
+        along,
+        payload=each / ranks * sum(gathered + ends),
+        operations=cell.accumulation * (sum(4 + 2 * more for more in again) + len(ends)),
+    )
+    weights = [weight for block in parts.trained.blocks for weight in block.weights if not weight.split]
+    if values := sum(-(-weight.rows // groups.shard_ranks) * weight.columns for weight in weights):
+        yield term("gradients of norms", "all-reduce", along, payload=VALUE_BYTES * values, operations=1)
+
+
+def uneven_tokens(tokens: int, pieces: int) -> str | None:
+    """Return that sequences of `tokens` tokens do not divide into equal pieces, with the nearest lengths that
+    do, as a clause; None if they divide."""
+    if tokens % pieces == 0:
+        return None
+    below = tokens // pieces * pieces
+    nearest = " and ".join(str(length) for length in (below, below + pieces) if length)
+    return f"{tokens} tokens do not divide into {pieces} pieces (the nearest lengths: {nearest})"

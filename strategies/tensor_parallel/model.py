@@ -12,15 +12,18 @@ after a sum, each with its gradient and optimizer state. All ranks compute these
 an exchange, as long as kernels compute the same bits from the same inputs. Kernels that add in no fixed order
 (such as the one for an embedding's gradient on CUDA) break this. The memory of parameters that are not split
 does not shrink with more ranks.
+
+With `sequence=true` each rank has a part of the tokens between the layers that are split: see `sequence.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +34,7 @@ from results.errors import UsageError
 from results.layout import LinearSplit, ModelLayout
 from strategies.advice import SPLIT
 from strategies.collectives.link import Link
+from strategies.tensor_parallel.sequence import SequenceSplit, all_tokens, exchanged, own_sums
 from strategies.training.boxes import Box, Owned, View, rows_of
 from strategies.training.clipping import clip_shards
 from strategies.training.layouts import layout_module, require_unhooked
@@ -84,24 +88,35 @@ class Slicing:
 class TensorSplit:
     """A module whose layers have been split over the ranks of a link, with the division to gather them."""
 
-    def __init__(self, module: nn.Module, layout: ModelLayout, link: Link, begin: Begin) -> None:
+    def __init__(
+        self, module: nn.Module, layout: ModelLayout, link: Link, begin: Begin, *, sequence: bool = False
+    ) -> None:
         """Split `module` in place; weights and biases stay parameters of their names.
 
         `begin` gives each layer its values, equal on all ranks, just before it is split, so that one layer is
-        complete at a time; parameters that are not split get no values. Raises UsageError for a model that
-        cannot be split into as many parts as the link has ranks.
+        complete at a time; parameters that are not split get no values. With `sequence` each rank has a part
+        of the tokens between the layers that are split. Raises UsageError for a model that cannot be split
+        into as many parts as the link has ranks.
         """
         _require_splittable(module, layout, link.size)
         self.link = link
+        self._sequence = SequenceSplit(module, layout, link) if sequence else None
         self._slicings: dict[str, Slicing] = {}
         for _, run in groupby(layout.splits, key=lambda split: (_owner(split.name), split.by)):
             beside = list(run)
-            entrance = _Entrance(link, len(beside))
+            entrance = _Entrance(link, len(beside), sequence=sequence)
             for split in beside:
                 self._slicings |= _split(module, split, entrance, link, begin)
         for name in layout.heads:
             owner, attribute = module.get_submodule(_owner(name)), name.rpartition(".")[2]
             setattr(owner, attribute, getattr(owner, attribute) // link.size)
+
+    def sum_gradients(self, gradients: Iterable[tuple[str, Tensor]], device: torch.device) -> None:
+        """Sum the gradients, by name, of parameters that have seen the tokens of this rank alone.
+        Collective."""
+        if self._sequence is not None:
+            whole = ((name, value) for name, value in gradients if not self.cuts(name))
+            self._sequence.sum_gradients(whole, device)
 
     def cuts(self, name: str) -> bool:
         """Return whether each rank has a part of a parameter."""
@@ -134,7 +149,8 @@ class TensorParallelModel(ParallelModel):
         self._device = setting.device
         link = self.decided_over = Link(setting.exchange.group)
         begin = partial(take_values, link, setting.fill)
-        self._split = TensorSplit(module, setting.layout, link, begin)
+        sequence = setting.spec.flag("sequence")
+        self._split = TensorSplit(module, setting.layout, link, begin, sequence=sequence)
         begin(value for name, value in module.named_parameters() if not self._split.cuts(name))
         begin(module.buffers())
 
@@ -163,36 +179,19 @@ class TensorParallelModel(ParallelModel):
                 whole[key] = self._split.whole(name, cast(Tensor, value)) if laid_out_alike else value
             yield name, whole
 
+    @contextmanager
+    def exchange(self, *, now: bool) -> Iterator[None]:
+        yield
+        if now:
+            self._split.sum_gradients(super().named_gradients(), self._device)
+
     def clip_gradients(self, max_norm: float) -> Tensor:
         gradients = [(value, self._split.copies(name)) for name, value in super().named_gradients()]
         return clip_shards(gradients, max_norm, self._split.link, self._device)
 
 
-class _SumOfGradients(torch.autograd.Function):
-    """The input of layers that are split by outputs: forward does not change it, backward sums its gradient
-    over the ranks."""
-
-    @staticmethod
-    def forward(context: Any, values: Tensor, link: Link) -> Tensor:
-        context.link = link
-        return values.view_as(values)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _sum(gradient, context.link), None
-
-
-class _SumOfValues(torch.autograd.Function):
-    """The output of layers that are split by inputs: forward sums it over the ranks, backward does not change
-    its gradient."""
-
-    @staticmethod
-    def forward(context: Any, values: Tensor, link: Link) -> Tensor:
-        return _sum(values, link)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
+def _same(values: Tensor, link: Link) -> Tensor:
+    return values.view_as(values)
 
 
 def _sum(values: Tensor, link: Link) -> Tensor:
@@ -206,8 +205,9 @@ class _Entrance:
     """Passes an activation to parallel layers that are split by outputs, which share one sum of its
     gradient."""
 
-    def __init__(self, link: Link, layers: int) -> None:
-        self._link = link
+    def __init__(self, link: Link, layers: int, *, sequence: bool) -> None:
+        """`sequence`: gather the tokens of all ranks too."""
+        self.link, self.sequence = link, sequence
         self._layers = layers
         self._left = 0
         self._seen: tuple[Tensor, Tensor] | None = None
@@ -216,7 +216,8 @@ class _Entrance:
     def enter(self, x: Tensor) -> Tensor:
         """Return `x` with a sum of its gradient, which layers with the same input share."""
         if self._seen is None or self._seen[0] is not x:
-            inside = _SumOfGradients.apply(x, self._link)  # type: ignore[no-untyped-call]
+            moves = (all_tokens, own_sums) if self.sequence else (_same, _sum)
+            inside = exchanged(x, self.link, *moves)
             self._seen, self._left = (x, inside), self._layers
         inside = self._seen[1]
         self._left -= 1
@@ -240,17 +241,18 @@ class _SplitByOutputs(nn.Module):
 class _SplitByInputs(nn.Module):
     """A linear layer with this rank's inputs, summed over the ranks: (..., inputs / ranks) to (..., outputs).
 
-    The bias is not split, and is added once.
+    The bias is not split, and is added once. With `sequence` each rank receives the sums of its tokens.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, link: Link) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, link: Link, *, sequence: bool) -> None:
         super().__init__()
         self.weight, self.bias = weight, bias
-        self._link = link
+        self._link, self._sequence = link, sequence
 
     def forward(self, x: Tensor) -> Tensor:
         part = F.linear(x, self.weight)
-        total: Tensor = _SumOfValues.apply(part, self._link)  # type: ignore[no-untyped-call]
+        moves = (own_sums, all_tokens) if self._sequence else (_sum, _same)
+        total = exchanged(part, self._link, *moves)
         return total if self.bias is None else total + self.bias.to(total.dtype)
 
 
@@ -264,7 +266,7 @@ def _split(
         slicings = {"weight": Slicing(dim=1, parts=split.parts)}
         begin([layer.weight])
         weight = _part(layer.weight, slicings["weight"], link)
-        part: nn.Module = _SplitByInputs(weight, layer.bias, link)
+        part: nn.Module = _SplitByInputs(weight, layer.bias, link, sequence=entrance.sequence)
     else:
         slicings = dict.fromkeys(("weight", "bias"), Slicing(dim=0, parts=split.parts))
         begin(layer.parameters())

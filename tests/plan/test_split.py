@@ -28,6 +28,11 @@ from results.plan import Plan
         # Two of keys and values.
         ({"workload": "llama-nano", "strategy": "tp", "gpus": 4}, "2 attention heads of llama-nano"),
         ({"workload": "resnet18-32px", "strategy": "tp"}, "no layers that tensor parallelism knows how to"),
+        ({"workload": "mlp", "strategy": "tp:sequence=true"}, "mlp has no sequence of tokens"),
+        (
+            {"workload": "gpt-nano:seq=31", "strategy": "tp:sequence=true"},
+            "31 tokens do not divide into 2 pieces (the nearest lengths: 30 and 32)",
+        ),
         # 4 / 4 is one sample, and BatchNorm over one pixel of it has no variance.
         (
             {"workload": "resnet18-32px", "strategy": "pipeline:gpipe", "micro_batch": 4},

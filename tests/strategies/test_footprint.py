@@ -230,6 +230,19 @@ def test_tensor_parallel_by_hand() -> None:
     assert total("tp", 2) == 3 * parameters + activations
 
 
+def test_tokens_split_between_layers_by_hand() -> None:
+    """Of 600 bytes of a block that tp leaves whole, 200 are gathered inputs of layers, and 400 halve."""
+    light = replace(SMALL, blocks=(replace(BLOCK, input=100),) * 4)
+    assert total("tp", 2, light) - total("tp:sequence=true", 2, light) == 4 * 2 * 200
+    # Selective checkpointing keeps the input and products, of which the sums are not divided.
+    for mode in (True, "selective"):
+        whole, halved = (
+            total(f"tp{sequence}", 2, light, activation_checkpointing=mode)
+            for sequence in ("", ":sequence=true")
+        )
+        assert whole - halved == 4 * 2 * 50
+
+
 def test_the_last_stage_of_a_pipeline_by_hand() -> None:
     """8 samples in 4 microbatches of 2, blocks cut 2 and 2: FLOPs 2000 and 2500.
 

@@ -26,7 +26,7 @@ WAYS = (
         (SHARDED, 3, "fsdp:tp=2", 2),
         ("fsdp:tp=2", 2, PIPELINE, 2),
         (PIPELINE, 2, "tp", 2),
-        ("tp", 2, SHARDED, 2),
+        ("tp:sequence=true", 2, SHARDED, 2),
     ),
     *(("zero1", 2, "zero1", 3), ("zero1", 3, "scratch-fsdp:stage=1", 2), (SHARDED, 2, SHARDED, 3)),
 )

@@ -168,12 +168,18 @@ SPLIT: list[Any] = [
     (2, "tp", "gpt", {"activation_checkpointing": True}),
     (2, "tp", "llama", {"activation_checkpointing": "selective"}),
     (2, "tp", "frozen", {"clip_norm": 0.1}),
+    (2, "tp:sequence=true", "gpt", {"optimizer": ADAMW, "accumulation": 2, "clip_norm": 0.1}),
+    (4, "tp:sequence=true", "llama", {"activation_checkpointing": True}),
+    (2, "tp:sequence=true", "grouped", {"activation_checkpointing": "selective"}),
+    (2, "tp:sequence=true", "frozen", {"clip_norm": 0.1}),
     (2, "hsdp", "gpt", {}),
     (4, "hsdp", "grouped", {"node_size": 2, "optimizer": ADAMW, "accumulation": 2, "clip_norm": 0.1}),
     pytest.param(4, "hsdp:offload=cpu:reshard=false", "gpt", {"node_size": 2}, marks=pytest.mark.slow),
     (4, "fsdp:tp=2", "grouped", {"accumulation": 2, "clip_norm": 0.1}),
     (4, "fsdp:tp=2", "llama", {"optimizer": ADAMW, "activation_checkpointing": True}),
     pytest.param(4, "fsdp:tp=2", "frozen", {"clip_norm": 0.1}, marks=pytest.mark.slow),
+    (4, "fsdp:tp=2:sequence=true", "grouped", {"accumulation": 2, "clip_norm": 0.1}),
+    (4, "manual:reshard.checkpoint+keep:tp=2:sequence=true", "gpt", {"clip_norm": 0.1}),
     pytest.param(
         8, "hsdp:tp=2", "gpt", {"node_size": 4, "optimizer": ADAMW, "clip_norm": 0.1}, marks=pytest.mark.slow
     ),
