@@ -36,6 +36,8 @@ SCHEDULES = [
     pytest.param(2, "gpipe", [*SECOND, "found, accumulated"], marks=pytest.mark.slow),
     (2, "1f1b", [*FIRST, *SECOND]),
     (2, "interleaved", [*FIRST, *SECOND]),
+    (2, "zero-bubble", [*FIRST, *SECOND]),
+    (2, "zbv", [*FIRST, *SECOND]),
     pytest.param(4, "1f1b", FIRST, marks=pytest.mark.slow),
     (4, "1f1b:dp=2", SECOND),
 ]
