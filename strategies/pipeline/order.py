@@ -43,7 +43,7 @@ class Shape(NamedTuple):
 
 
 def stages_of(schedule: str, rank: int, ranks: int, stages: int) -> list[int]:
-    """Return the stages of a rank: stage s is on rank s mod p; with zbv rank r has stages r and 2 p - 1 - r."""
+    """Return the stages of a rank: stage s is on rank s mod p, but with zbv rank r has r and 2 p - 1 - r."""
     return [rank, stages - 1 - rank] if schedule == "zbv" else list(range(rank, stages, ranks))
 
 
@@ -91,7 +91,8 @@ def _v(shape: Shape, rank: int) -> Iterator[Action]:
         parts += [("input", down), ("weights", down), *through]
     parts += [("input", down), ("input", up)] * rank
     parts += [("input", down), ("weights", down)] * away
-    parts += [("weights", up)] * rank + [("weights", down)] * rank
+    parts += [("weights", up)] * rank
+    parts += [("weights", down)] * rank
     for part, stage in parts:
         seen[part, stage] += 1
         if seen[part, stage] <= shape.pieces:
