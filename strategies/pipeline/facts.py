@@ -13,8 +13,10 @@ from strategies.closed_form.moments import Footprint
 from strategies.closed_form.sizes import Activations, Sizes, Stage, stage_values
 from strategies.closed_form.terms import BUCKET_BYTES, Receivers, Term, term
 from strategies.facts import AutoPoint, Proposal, StrategyFacts, quotient
+from strategies.pipeline.order import SPLITTING, Shape, idle_share, stages_of
 
 _CHUNKS = 2
+_LOOPED = ("interleaved", "zero-bubble")
 _LOSS_BYTES = 8
 
 
@@ -25,8 +27,8 @@ class Pipeline(StrategyFacts):
     help = "the blocks in stages, one after another; micro-batches follow each other through them"
     positional = Option(
         kind="str",
-        choices=("gpipe", "1f1b", "interleaved"),
-        help="the schedule: gpipe, 1f1b or interleaved",
+        choices=("gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"),
+        help="the schedule: gpipe, 1f1b, interleaved, zero-bubble or zbv",
         example="gpipe",
     )
     options = MappingProxyType(
@@ -39,7 +41,7 @@ class Pipeline(StrategyFacts):
                 default=_CHUNKS,
                 minimum=1,
                 maximum=64,
-                help="stages of a rank, only for interleaved",
+                help="stages of a rank, only for interleaved and zero-bubble",
             ),
             "dp": Option(kind="int", default=1, minimum=1, help="parallel pipelines, each with its own data"),
         }
@@ -55,7 +57,7 @@ class Pipeline(StrategyFacts):
 
     @property
     def schedule(self) -> str:
-        """`gpipe`, `1f1b` or `interleaved`."""
+        """`gpipe`, `1f1b`, `interleaved`, `zero-bubble` or `zbv`."""
         return str(self.spec.positional)
 
     @property
@@ -70,7 +72,11 @@ class Pipeline(StrategyFacts):
     @property
     def chunks(self) -> int:
         """Stages of a rank."""
-        return self.spec.integer("chunks") if self.schedule == "interleaved" else 1
+        return self.spec.integer("chunks") if self.schedule in _LOOPED else 1 + (self.schedule == "zbv")
+
+    def shape(self, ranks: int) -> Shape:
+        """Return the schedule over the ranks of all pipelines."""
+        return Shape(self.schedule, ranks // self.pipelines, self.chunks, self.microbatches)
 
     @property
     def shards(self) -> bool:
@@ -87,6 +93,11 @@ class Pipeline(StrategyFacts):
                 f"({self.microbatches}); give another --batch-size, or microbatches that divide "
                 f"{cell.micro_batch}"
             )
+        if cell.activation_checkpointing and self.schedule in SPLITTING:
+            return (
+                f"{self.schedule} divides the backward pass, and torch would compute a block again for every "
+                f"group of its parameters: leave --activation-checkpointing out, or use pipeline:interleaved"
+            )
         return self._misfit(cell.gpus // self.pipelines)
 
     def _misfit(self, ranks: int) -> str | None:
@@ -97,17 +108,17 @@ class Pipeline(StrategyFacts):
                 f"{self.spec.text} leaves {ranks} stage for each pipeline: use {REFERENCE_STRATEGY}, or a "
                 f"smaller dp"
             )
-        if self.schedule != "interleaved" and self.spec.integer("chunks") != _CHUNKS:
+        if self.schedule not in _LOOPED and self.spec.integer("chunks") != _CHUNKS:
             return (
-                f"chunks ({self.spec.integer('chunks')}) needs pipeline:interleaved: "
-                f"{self.schedule} has one stage a rank; leave chunks out"
+                f"chunks ({self.spec.integer('chunks')}) needs pipeline:interleaved or pipeline:zero-bubble: "
+                f"{self.schedule} has {('one stage', 'two stages')[self.chunks - 1]} a rank; leave chunks out"
             )
         if self.schedule == "interleaved" and self.chunks < 2:
             return f"pipeline:interleaved needs chunks of at least 2, not {self.chunks}: use pipeline:1f1b"
-        if self.schedule == "interleaved" and pieces % ranks:
+        if self.schedule in _LOOPED and pieces % (rounds := max(1, pieces // ranks)):
             return (
-                f"microbatches ({pieces}) must be a multiple of pipeline ranks ({ranks}); use "
-                f"microbatches={ranks * -(-pieces // ranks)}"
+                f"microbatches ({pieces}) must be a multiple of their rounds ({rounds}) through {ranks} "
+                f"pipeline ranks; use microbatches={ranks * -(-pieces // ranks)}"
             )
         if self.schedule == "1f1b" and pieces < ranks:
             return (
@@ -154,21 +165,32 @@ class Pipeline(StrategyFacts):
         costs[-1] += parts.head.flops
         runs = balanced_cut(costs, count)
         stages = [Stage(blocks=run, stem=at == 0, head=at == count - 1) for at, run in enumerate(runs)]
-        return [stages[rank::ranks] for rank in range(ranks)]
+        return [[stages[at] for at in stages_of(self.schedule, rank, ranks, count)] for rank in range(ranks)]
 
     def in_flight(self, cell: Cell, rank: int) -> int:
         """Return the maximum number of microbatches between forward and backward on all stages of `rank`.
 
         GPipe: all m. 1F1B: p - s of stage s, at most m (Narayanan et al. 2021, arXiv:2104.04473, section
-        2.2.1). Interleaved with v stages a rank: (v - 1) p + 2 (p - s - 1) + 1, at most v m, which for s = 0
-        is v p (1 + (p - 1) / (p v)) (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.3).
+        2.2.1). Interleaved with v stages a rank: (v - 1) R + 2 (p - s - 1) + 1, at most v m, where R is p if
+        it divides m; for s = 0 this is v p (1 + (p - 1) / (p v)) (Korthikanti et al. 2022, arXiv:2205.05198,
+        section 4.2.3). The others follow from their order (`order.py`): zero-bubble begins p - s - 1 passes
+        ahead, and zbv has 2 p on every rank if m is at least 2 p - 1. A divided backward pass begins with
+        the gradient of the input.
         """
-        ranks, pieces, chunks = cell.gpus // self.pipelines, self.microbatches, self.chunks
+        shape, pieces = self.shape(cell.gpus), self.microbatches
+        behind = shape.ranks - rank - 1
         if self.schedule == "gpipe":
             return pieces
-        if self.schedule == "1f1b":
-            return min(pieces, ranks - rank)
-        return min(chunks * pieces, (chunks - 1) * ranks + 2 * (ranks - rank - 1) + 1)
+        if self.schedule == "zbv":
+            return min(pieces, shape.ranks + behind) + min(pieces, rank + 1)
+        hops = 2 if self.schedule == "interleaved" else 1
+        return min(self.chunks * pieces, (self.chunks - 1) * shape.per_round + hops * behind + 1)
+
+    def kept(self, cell: Cell, rank: int) -> int:
+        """Return the maximum number of microbatches whose activations `rank` keeps: until the gradients of
+        the weights are there, which zero-bubble computes `rank` passes later."""
+        late = rank if self.schedule == "zero-bubble" else 0
+        return min(self.chunks * self.microbatches, self.in_flight(cell, rank) + late)
 
     def moments(self, cell: Cell, parts: ModelParts) -> Iterator[Footprint]:
         """Yield the moments of the rank whose fullest moment is largest."""
@@ -180,9 +202,8 @@ class Pipeline(StrategyFacts):
     def _moments_of(self, sizes: Sizes, rank: int) -> Iterator[Footprint]:
         parts, cell = sizes.parts, sizes.cell
         pieces, own = self.microbatches, self.stages(cell, parts)[rank]
-        whole = VALUE_BYTES * sum(stage_values(parts, stage) for stage in own)
-        trained = VALUE_BYTES * sum(stage_values(parts.trained, stage) for stage in own)
-        samples, flights = cell.micro_batch // pieces, self.in_flight(cell, rank)
+        whole, trained = VALUE_BYTES * _values(parts, own), VALUE_BYTES * _values(parts.trained, own)
+        samples, flights = cell.micro_batch // pieces, self.kept(cell, rank)
         largest = max(
             (Activations(sizes, stage, samples=samples, flights=-(-flights // len(own))) for stage in own),
             key=lambda kept: kept.begin,
@@ -216,7 +237,7 @@ class Pipeline(StrategyFacts):
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
         """Yield the messages of the rank that sends most activations; the first and the last stage sum the
-        gradient of a shared parameter."""
+        gradient of a shared parameter, unless one rank has both."""
         groups = self.groups(cell.gpus, cell.node_size)
         sent = (_edges(parts, own) for own in self.stages(cell, parts))
         payload, edges = max(sent, key=lambda each: each[0])
@@ -233,35 +254,52 @@ class Pipeline(StrategyFacts):
             buckets = -(-largest // BUCKET_BYTES)
             across: Receivers = ("replicate", groups.replicate)
             yield term("gradients", "all-reduce", across, payload=largest, operations=buckets)
-        if parts.trained.shared_values and groups.pipeline > 1:
+        if parts.trained.shared_values and groups.pipeline > 1 and self.schedule != "zbv":
             shared = VALUE_BYTES * parts.trained.shared_values
             yield term("shared gradients", "all-reduce", ("pipeline", 2), payload=shared, operations=1)
         yield term("loss", "broadcast", ("pipeline", groups.pipeline), payload=_LOSS_BYTES, operations=1)
 
     def updated_bytes(self, cell: Cell, parts: ModelParts) -> int:
         every = self.stages(cell, parts)
-        return VALUE_BYTES * max(sum(stage_values(parts.trained, stage) for stage in own) for own in every)
+        return VALUE_BYTES * max(_values(parts.trained, own) for own in every)
 
     def busiest_share(self, cell: Cell, parts: ModelParts) -> float:
         return max(_flops(parts, own) for own in self.stages(cell, parts)) / parts.flops
 
     def bubble(self, ranks: int) -> float:
         """Return (p - 1) / m, and a v-th of that with v stages a rank (Narayanan et al. 2021,
-        arXiv:2104.04473, sections 2.2.1 and 2.2.2); each micro-batch has one bubble."""
-        return (ranks // self.pipelines - 1) / (self.microbatches * self.chunks)
+        arXiv:2104.04473, sections 2.2.1 and 2.2.2); each micro-batch has one bubble.
+
+        A divided backward pass, with F, B and W the times of the forward pass and of both parts, leaves
+        zero-bubble (p - 1) (F + B - W) / v (ZB-H1 in Qi et al. 2023, arXiv:2401.10241, table 2), if m is at
+        least p. ZB-V idles nowhere between its first and its last pass if F = B = W (section 6), but all
+        ranks wait for the last one, which begins p - 1 passes late and has as many to catch up. F = B = W is
+        assumed, as of products with weights; `order.idle_share` replays the order for other times.
+        """
+        shape = self.shape(ranks)
+        if self.schedule == "zbv":
+            late = max(shape.ranks - 1, 2 * (2 * shape.ranks - 1 - shape.pieces))
+            return late / (6 * shape.pieces)
+        if self.schedule == "zero-bubble" and shape.pieces < shape.ranks:
+            return idle_share(shape)
+        parts = 3 if self.schedule in SPLITTING else 1
+        return (shape.ranks - 1) / (parts * shape.pieces * shape.chunks)
+
+
+def _values(parts: ModelParts, stages: list[Stage]) -> int:
+    """Count the parameters of a rank: one that has both ends has a shared parameter once."""
+    apart = any(stage.stem for stage in stages) and any(stage.head and not stage.stem for stage in stages)
+    return sum(stage_values(parts, stage) for stage in stages) - parts.shared_values * apart
 
 
 def _edges(parts: ModelParts, stages: list[Stage]) -> tuple[int, int]:
     """Return the bytes of one sample that stages send forward and backward (they receive as many), and the
     number of messages: a stage's input, and the gradient of its output, which is the input of the next
-    block."""
-    payload, edges = 0, 0
-    for stage in stages:
-        if not stage.stem:
-            payload, edges = payload + parts.blocks[stage.blocks[0]].input, edges + 1
-        if not stage.head:
-            payload, edges = payload + parts.blocks[stage.blocks[-1] + 1].input, edges + 1
-    return payload, edges
+    block. Nothing is sent between two of these stages."""
+    begins, ends = ({getattr(stage.blocks, at) for stage in stages} for at in ("start", "stop"))
+    sent = [stage.blocks.start for stage in stages if not stage.stem and stage.blocks.start not in ends]
+    sent += [stage.blocks.stop for stage in stages if not stage.head and stage.blocks.stop not in begins]
+    return sum(parts.blocks[block].input for block in sent), len(sent)
 
 
 def _flops(parts: ModelParts, stages: list[Stage]) -> int:

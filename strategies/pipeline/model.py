@@ -2,12 +2,15 @@
 
 The schedules come from torch.distributed.pipelining: GPipe (Huang et al. 2018, arXiv:1811.06965), 1F1B
 (Narayanan et al. 2019, PipeDream-Flush in arXiv:2006.09503) and interleaved 1F1B (Narayanan et al. 2021,
-arXiv:2104.04473, section 2.2), where each of p ranks has v stages that lie p apart.
+arXiv:2104.04473, section 2.2), where each of p ranks has v stages that lie p apart. `order.py` has those
+that divide the backward pass: zero-bubble, with the stages of interleaved 1F1B, and zbv, whose first and last
+stage are on rank 0.
 
 Messages of one step of a copy, with m microbatches a micro-batch and S stages: the activations of each
-microbatch over each of the S - 1 edges, and their gradients back; the gradient of a parameter that the first
-and the last stage share, summed over these two; eight bytes of the loss. With several copies of the pipeline
-the gradients of each stage are averaged over them once, after the last microbatch.
+microbatch over each edge between two ranks (S - 1, and one less with zbv), and their gradients back; the
+gradient of a parameter that the first and the last stage share, summed over their two ranks; eight bytes of
+the loss. With several copies of the pipeline the gradients of each stage are averaged over them once, after
+the last microbatch.
 
 A rank keeps only the parameters, gradients and optimizer state of its stages. Until the model is laid out,
 every rank has all of it.
@@ -15,7 +18,7 @@ every rank has all of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
@@ -26,6 +29,8 @@ from torch.distributed.pipelining import (
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
 )
 
 from results.errors import UsageError
@@ -34,6 +39,7 @@ from strategies.advice import SPLIT
 from strategies.collectives.link import Link
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.pipeline.facts import Pipeline
+from strategies.pipeline.order import SPLITTING
 from strategies.pipeline.stages import StageModule, Twin, cut_model, prune, require_cuttable
 from strategies.training.boxes import Owned, whole
 from strategies.training.clipping import clip_shards
@@ -45,7 +51,13 @@ from strategies.training.parallel import GradientTask, OptimizerState, ParallelM
 from strategies.training.precision import autocast
 from strategies.training.replicas import Buffers, take_from_first, take_values
 
-TorchSchedule = ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B
+_KINDS: Mapping[str, type[Any]] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero-bubble": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+}
 
 
 class PipelineModel(ParallelModel):
@@ -61,15 +73,24 @@ class PipelineModel(ParallelModel):
         self._kind, self._device, self._pieces = facts.schedule, setting.device, facts.microbatches
         self.forward_alone = False
         self.bubble_ideal = ideal_bubble(groups.pipeline, self._pieces, facts.chunks)
+        if facts.schedule in SPLITTING:
+            idle = facts.bubble(groups.ranks)
+            self.bubble_ideal = idle / (1 + idle)
         require_cuttable(module, layout)
         self._twin = Twin(module)
         self._cut = cut_model(
-            module, self._twin, layout, ranks=groups.pipeline, stages=facts.chunks * groups.pipeline
+            module,
+            self._twin,
+            layout,
+            ranks=groups.pipeline,
+            stages=facts.chunks * groups.pipeline,
+            schedule=facts.schedule,
         )
+        self._last = self._cut.rank_of(self._cut.stages - 1)
         self.decided_over = everyone = Link(setting.exchange.group)
         take_values(everyone, setting.fill, (*module.parameters(), *module.buffers()))
         self._pipeline = everyone.split(groups.groups("pipeline"), duplex=True)
-        self._connect(circular=facts.schedule == "interleaved")
+        self._connect(circular=facts.schedule in ("interleaved", "zero-bubble"))
         self._copies = everyone.split(groups.groups("replicate")) if groups.replicate > 1 else None
         self._buffer_names = [name for name, _ in module.named_buffers()]
         self._keep_own_stages(everyone, groups)
@@ -77,7 +98,7 @@ class PipelineModel(ParallelModel):
             everyone, self._device, reason="every stage updates all that it trains"
         )
         self._step = _Step(self._pieces)
-        self._schedule: TorchSchedule | None = None
+        self._schedule: Any = None
         self._made_for: object = None
 
     def _connect(self, *, circular: bool) -> None:
@@ -171,7 +192,7 @@ class PipelineModel(ParallelModel):
             self._run(inputs, targets)
         self._exchange_gradients()
         loss = self._step.loss
-        self._pipeline.broadcast(loss, self._pipeline.size - 1)
+        self._pipeline.broadcast(loss, self._last)
         return loss
 
     def started(self) -> None:
@@ -187,7 +208,7 @@ class PipelineModel(ParallelModel):
         schedule: Any = self._schedule
         # Up to torch 2.12 a stage refuses strides other than those of its first inputs.
         fed = [inputs.contiguous()] if self._pipeline.rank == 0 else []
-        asked = {"target": targets} if self._pipeline.rank == self._pipeline.size - 1 else {}
+        asked = {"target": targets} if self._pipeline.rank == self._last else {}
         with _own_errors():
             schedule.step(*fed, return_outputs=False, **asked)
 
@@ -204,7 +225,7 @@ class PipelineModel(ParallelModel):
                 assert parameter.grad is not None
                 self._ends.all_reduce(parameter.grad)
 
-    def _new_schedule(self, inputs: Tensor) -> TorchSchedule:
+    def _new_schedule(self, inputs: Tensor) -> Any:
         rows, rest = divmod(inputs.shape[0], self._pieces)
         if rest:
             raise UsageError(
@@ -216,22 +237,27 @@ class PipelineModel(ParallelModel):
         edges = self._twin.edges(self._cut, piece, self._step.context)
         stages = [
             _ObservedStage(
-                StageModule(self._cut.pieces(self.bare, stage), self._step.context),
+                StageModule(
+                    self._cut.pieces(self.bare, stage),
+                    self._step.context,
+                    [self.bare.get_submodule(name) for name in self._cut.modules(stage)],
+                ),
                 stage,
                 self._cut.stages,
                 self._device,
                 input_args=edges[stage],
                 output_args=edges[stage + 1],
                 group=self._pipeline.group,
+                # Without a gradient of the input torch finds none of the weights, if it divides the backward
+                # pass: this stage computes all of it at once. The first stage does so anyway.
+                dw_builder=None if stage == 0 or edges[stage].requires_grad else _nothing_left,
                 step=self._step,
             )
             for stage in self._cut.stages_of(self._pipeline.rank)
         ]
         settings: dict[str, Any] = {"loss_fn": self._step.scaled_loss, "scale_grads": False}
-        if self._kind == "interleaved":
-            return ScheduleInterleaved1F1B(list(stages), self._pieces, **settings)
-        kind = ScheduleGPipe if self._kind == "gpipe" else Schedule1F1B
-        return kind(stages[0], self._pieces, **settings)
+        one = self._kind in ("gpipe", "1f1b")
+        return _KINDS[self._kind](stages[0] if one else stages, self._pieces, **settings)
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         twice = {id(parameter) for parameter in self._shared}
@@ -294,6 +320,11 @@ class _Step:
             loss = self.loss_of(outputs, targets) / (self.task.accumulation * self._pieces)
         self.loss += loss.detach()
         return self.task.scaler.scale(loss)
+
+
+def _nothing_left() -> Callable[[], None]:
+    """Return the rest of a backward pass that is already complete."""
+    return lambda: None
 
 
 class _ObservedStage(PipelineStage):

@@ -22,6 +22,7 @@ from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies.advice import SPLIT, WHOLE
 from strategies.pipeline.facts import balanced_cut
+from strategies.pipeline.order import stages_of
 from strategies.training.flops import FlopCounter
 from strategies.training.layouts import layout_module, require_dense
 
@@ -37,14 +38,17 @@ class Cut:
     runs: tuple[range, ...]
     """The blocks of each stage, by their indices in the layout."""
     ranks: int
+    schedule: str = "1f1b"
 
     @property
     def stages(self) -> int:
         return len(self.runs)
 
     def stages_of(self, rank: int) -> list[int]:
-        """Return the stages of a rank: stage s is on rank s mod p, so that they are spread over the model."""
-        return list(range(rank, self.stages, self.ranks))
+        return stages_of(self.schedule, rank, self.ranks, self.stages)
+
+    def rank_of(self, stage: int) -> int:
+        return next(rank for rank in range(self.ranks) if stage in self.stages_of(rank))
 
     def modules(self, stage: int) -> list[str]:
         """Return the names of a stage's modules in the order of the forward pass."""
@@ -72,7 +76,7 @@ class Cut:
             for name in self.modules(stage):
                 part = module.get_submodule(name)
                 for tensor in (*part.parameters(), *part.buffers()):
-                    found.setdefault(tensor, set()).add(stage % self.ranks)
+                    found.setdefault(tensor, set()).add(self.rank_of(stage))
         return found
 
 
@@ -83,7 +87,9 @@ def _end(module: nn.Module, layout: ModelLayout, end: Literal["stem", "head"]) -
     return [getattr(module, end)]
 
 
-def cut_model(module: nn.Module, twin: Twin, layout: ModelLayout, *, ranks: int, stages: int) -> Cut:
+def cut_model(
+    module: nn.Module, twin: Twin, layout: ModelLayout, *, ranks: int, stages: int, schedule: str = "1f1b"
+) -> Cut:
     """Return the cut whose largest stage is minimal, by the FLOPs of the forward pass of one sample.
 
     Raises UsageError, with advice, for a model that cannot be cut into these stages.
@@ -95,7 +101,7 @@ def cut_model(module: nn.Module, twin: Twin, layout: ModelLayout, *, ranks: int,
     stem, *costs, head = twin.costs(layout)
     costs[0] += stem
     costs[-1] += head
-    cut = Cut(layout=layout, runs=tuple(balanced_cut(costs, stages)), ranks=ranks)
+    cut = Cut(layout=layout, runs=tuple(balanced_cut(costs, stages)), ranks=ranks, schedule=schedule)
     _require_owners(module, cut)
     return cut
 
@@ -131,7 +137,7 @@ def _require_owners(module: nn.Module, cut: Cut) -> None:
             )
         if isinstance(tensor, nn.Parameter):
             busy |= owners[tensor]
-            if len(owners[tensor]) > 1 and owners[tensor] != {0, cut.ranks - 1}:
+            if len(owners[tensor]) > 1 and owners[tensor] != {0, cut.rank_of(cut.stages - 1)}:
                 raise UsageError(
                     f"pipeline shares parameters only between its first and last stage, and {name} is also "
                     f"in another: {SPLIT}"
@@ -273,9 +279,13 @@ class Twin:
 class StageModule(nn.Module):
     """Pieces of a model one after another; their parameters stay the model's, under the model's names."""
 
-    def __init__(self, pieces: Sequence[StageFunction], context: Context) -> None:
-        """`context` is the context of the computation, such as autocast."""
+    def __init__(
+        self, pieces: Sequence[StageFunction], context: Context, parts: Sequence[nn.Module] = ()
+    ) -> None:
+        """`context` is the context of the computation, such as autocast; `parts` have the parameters, which
+        torch asks a stage for if it divides a backward pass."""
         super().__init__()
+        self.parts = nn.ModuleList(parts)
         self._pieces = tuple(pieces)
         self._context = context
 

@@ -146,6 +146,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "frozen, clipped": ("frozen", {"clip_norm": 0.05}),
     "one parameter a block": ("scales", {}),
     "GPT": ("gpt", {}),
+    "tied": ("tied", {}),
     "found, accumulated": ("found", {"accumulation": 2}),
 }
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from typing import Any
 
 import pytest
 import torch
-from pipelines import CASES, STEPS, batch, build, copied, loss_of
+from pipelines import CASES, LAYOUTS, STEPS, batch, build, copied, loss_of
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from strategies import TrainSettings
 from strategies.catalog import STRATEGIES, group_layout
 from strategies.optimizers import build_optimizer
+from strategies.pipeline.order import Shape, order
+from strategies.pipeline.stages import Twin, cut_model
+from workloads.gpt.model import token_loss
 
 
 class Serial:
@@ -64,6 +69,38 @@ class Serial:
                 loss.backward()
                 total += loss.item()
         return total
+
+
+def summed_in_order(shape: Shape) -> dict[str, Tensor]:
+    """Gradients of the first step of "tied": each rank adds what the microbatches of its stages give, in its
+    order, and the sums of the table's two ends are added if they are on two ranks."""
+    module, last = build("tied").double(), shape.last
+    cut = cut_model(
+        module, Twin(module), LAYOUTS["tied"], ranks=shape.ranks, stages=last + 1, schedule=shape.schedule
+    )
+    values = dict(module.named_parameters())
+    inputs, targets = (part.chunk(shape.pieces) for part in batch("tied", 0, 0, 0))
+    gradients: list[dict[tuple[str, bool], Tensor]] = []
+    for piece, wanted in zip(inputs, targets, strict=True):
+        table = module.wte.weight.detach().clone().requires_grad_()
+        x = module.stem(piece)
+        for block in module.body:
+            x = block(x)
+        loss = token_loss(F.linear(module.norm(x), table), wanted) / shape.pieces
+        found = torch.autograd.grad(loss, [*values.values(), table])
+        named = [*((name, False) for name in values), ("wte.weight", True)]
+        gradients.append(dict(zip(named, found, strict=True)))
+    sums: dict[tuple[str, int], Tensor] = {}
+    for rank in range(shape.ranks):
+        for part, stage, at in order(shape, rank):
+            for of in cut.modules(stage) if part in ("weights", "backward") else ():
+                for name, _ in module.get_submodule(of).named_parameters(of):
+                    share = gradients[at][name, name == "wte.weight" and stage == last]
+                    sums[name, rank] = sums[name, rank] + share if (name, rank) in sums else share
+    whole: dict[str, list[Tensor]] = defaultdict(list)
+    for (name, _), value in sums.items():
+        whole[name].append(value)
+    return {name: sum(whole[name][1:], whole[name][0]) for name in values}
 
 
 BOUND = 1e-12

@@ -311,6 +311,20 @@ def test_stages_of_a_rank_lie_p_apart() -> None:
     assert blocks == [[range(0, 1), range(2, 3)], [range(1, 2), range(3, 4)]]
 
 
+def test_both_ends_of_a_v_are_on_the_first_rank_which_has_a_tied_table_once() -> None:
+    cell = cell_of("pipeline:zbv", 2, micro_batch=8)
+    own = pipeline_of(cell).stages(cell, SMALL)
+    assert [[stage.blocks for stage in stages] for stages in own] == [
+        [range(0, 1), range(3, 4)],
+        [range(1, 2), range(2, 3)],
+    ]
+    assert [[(stage.stem, stage.head) for stage in stages] for stages in own] == [
+        [(True, False), (False, True)],
+        [(False, False), (False, False)],
+    ]
+    assert pipeline_of(cell).updated_bytes(cell, SMALL) == 4 * (2 * 320 + 500 + 10)
+
+
 def test_parameters_are_dealt_the_largest_first() -> None:
     assert deal([5, 3, 3, 1], 2) == [6, 6]
     assert sorted(deal([6, 4, 3, 3, 2], 3)) == [6, 6, 6]
@@ -326,6 +340,7 @@ def test_parameters_are_dealt_the_largest_first() -> None:
         ("scratch-fsdp", 895),
         ("tp", 1190),
         ("pipeline:1f1b", 1150),
+        ("pipeline:zbv", 1150),
     ],
 )
 def test_the_values_that_a_rank_updates(strategy, values) -> None:

@@ -32,10 +32,14 @@ from workloads.gpt.model import token_loss
 
 FIRST = ["tied, clipped, accumulated", "BatchNorm, checkpointed", "one parameter a block"]
 SECOND = ["tied, checkpointed, AdamW", "BatchNorm, accumulated", "frozen, clipped"]
+WHOLE = [case for case in [*FIRST, *SECOND] if "checkpointed" not in case]
+"""A divided backward pass refuses activation checkpointing."""
 SCHEDULES = [
     pytest.param(2, "gpipe", [*SECOND, "found, accumulated"], marks=pytest.mark.slow),
     (2, "1f1b", [*FIRST, *SECOND]),
     (2, "interleaved", [*FIRST, *SECOND]),
+    (2, "zero-bubble", WHOLE),
+    (2, "zbv", WHOLE),
     pytest.param(4, "1f1b", FIRST, marks=pytest.mark.slow),
     (4, "1f1b:dp=2", SECOND),
 ]
@@ -43,6 +47,7 @@ MORE_SCHEDULES = [
     *((3, schedule) for schedule in ("gpipe", "1f1b", "interleaved")),
     *((4, schedule) for schedule in ("gpipe", "interleaved", "gpipe:dp=2", "interleaved:dp=2")),
 ]
+DIVIDED = [(2, "zero-bubble:chunks=1"), (3, "zero-bubble"), (3, "zbv"), (4, "zero-bubble:dp=2"), (4, "zbv")]
 MICROBATCHES = {2: 4, 3: 6, 4: 4}
 
 
@@ -52,6 +57,7 @@ MICROBATCHES = {2: 4, 3: 6, 4: 4}
     [
         *SCHEDULES,
         *(pytest.param(*case, [*FIRST, *SECOND], marks=pytest.mark.slow) for case in MORE_SCHEDULES),
+        *(pytest.param(*case, WHOLE, marks=pytest.mark.slow) for case in DIVIDED),
     ],
 )
 def test_every_schedule_trains_as_the_model_does_in_one_piece(ranks, size, schedule, cases) -> None:
@@ -59,6 +65,16 @@ def test_every_schedule_trains_as_the_model_does_in_one_piece(ranks, size, sched
     results = ranks(size, pipelines.train, strategy, cases)
     for case in cases:
         serial_pipelines.assert_as_serial(results, case, strategy)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"])
+def test_gradients_are_equal_bit_for_bit_to_sums_in_the_order_of_the_schedule(ranks, schedule) -> None:
+    strategy = f"pipeline:{schedule}:microbatches=6"
+    expected = serial_pipelines.summed_in_order(STRATEGIES.facts(strategy).shape(2))
+    for result in ranks(2, pipelines.train, strategy, ["tied"]):
+        gradients = result["tied"][0]["gradients"]
+        assert gradients.keys() == expected.keys()
+        assert [name for name, value in expected.items() if not torch.equal(gradients[name], value)] == []
 
 
 @pytest.mark.slow
@@ -124,7 +140,9 @@ def test_an_overflow_in_one_stage_is_one_of_all(ranks, where) -> None:
     assert ranks(3, pipelines.overflowing_step, where) == [[(2.0**15, False), (2.0**15, True)]] * 3
 
 
-@pytest.mark.parametrize("strategy", ["pipeline:gpipe", "pipeline:1f1b", "pipeline:interleaved:dp=2"])
+@pytest.mark.parametrize(
+    "strategy", ["pipeline:gpipe", "pipeline:1f1b", "pipeline:interleaved:dp=2", "pipeline:zbv"]
+)
 def test_steps_without_the_exchange_end_and_can_be_undone(ranks, strategy) -> None:
     for losses, differing in ranks(4 if "dp" in strategy else 2, pipelines.with_off_steps, strategy):
         assert all(torch.tensor(losses).isfinite())
@@ -195,6 +213,9 @@ def test_a_plan_and_a_worker_cut_alike(workload, stages) -> None:
         (4, "gpipe", 4, 1),
         (8, "1f1b", 8, 1),
         (8, "interleaved", 8, 2),
+        (3, "zero-bubble", 4, 2),
+        (8, "zbv", 3, 2),
+        (256, "zbv:dp=32", 4, 2),
         (256, "gpipe:dp=8", 3, 1),
         (256, "1f1b:dp=16", 16, 1),
     ],
@@ -225,8 +246,12 @@ def test_the_messages_of_a_pipeline_of_many_ranks(size, schedule, pieces, chunks
             calls.clear()
             trainer.step(iter([(tokens, tokens)]))
             found = Counter(tuple(call) for call in calls)
+        folds = schedule.startswith("zbv")
         own = [stage for stage in range(stages) if stage % groups.pipeline == place]
+        own = [place, stages - 1 - place] if folds else own
         edges = sum(stage < stages - 1 for stage in own) + sum(stage > 0 for stage in own)
+        # Where a V turns, nothing is sent.
+        edges -= 2 * (folds and place == groups.pipeline - 1)
         activations = pipelines.TOKENS * pipelines.WIDTH * 4
         expected = Counter(
             {
@@ -237,11 +262,12 @@ def test_the_messages_of_a_pipeline_of_many_ranks(size, schedule, pieces, chunks
             }
         )
         table, block = 11 * pipelines.WIDTH * 4, (pipelines.WIDTH + 1) * pipelines.WIDTH * 4
-        if place in (0, groups.pipeline - 1):
+        last = 0 if folds else groups.pipeline - 1
+        if place in (0, last) and not folds:
             expected["all_reduce", 2, table] += 1
         if groups.replicate > 1:
             kept = chunks * block + (place == 0) * table
-            kept += (place == groups.pipeline - 1) * (table + 2 * pipelines.WIDTH * 4)
+            kept += (place == last) * ((not folds) * table + 2 * pipelines.WIDTH * 4)
             expected["all_reduce", groups.replicate, kept] += 1
         assert found == expected
 

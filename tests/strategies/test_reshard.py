@@ -27,6 +27,8 @@ WAYS = (
         ("fsdp:tp=2", 2, PIPELINE, 2),
         (PIPELINE, 2, "tp", 2),
         ("tp:sequence=true", 2, SHARDED, 2),
+        (PIPELINE, 2, "pipeline:zbv:microbatches=2", 2),
+        ("pipeline:zbv:microbatches=2", 2, "fsdp", 2),
     ),
     *(("zero1", 2, "zero1", 3), ("zero1", 3, "scratch-fsdp:stage=1", 2), (SHARDED, 2, SHARDED, 3)),
 )

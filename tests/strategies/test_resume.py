@@ -29,6 +29,7 @@ SPLIT = (
     "tp",
     PIPELINE,
     "pipeline:interleaved:microbatches=2",
+    "pipeline:zbv:microbatches=2",
 )
 SHARDED = ("scratch-fsdp:stage=1", "scratch-fsdp:stage=2", "scratch-fsdp")
 STRATEGIES = (DDP, SCRATCH, f"zero1:{SMALL}", "local-sgd:2", "local-sgd:4:warmup=1", *SPLIT, *SHARDED)

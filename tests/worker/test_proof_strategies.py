@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -14,7 +15,9 @@ from planting import GPT, GRADIENT, STATE, UPDATE, Fields, Planted, after, wrapp
 from torch import Tensor
 
 from harness.worker.cell.setup import CellSetup
+from strategies.pipeline import model as pipeline
 from strategies.pipeline.model import PipelineModel
+from strategies.pipeline.stages import Cut
 from strategies.scratch_fsdp import model as scratch_fsdp
 from strategies.tensor_parallel import model as tensor_parallel
 from strategies.trainer import Trainer
@@ -23,6 +26,9 @@ DOUBLES: Fields = GPT | {"workload": "py:proof_models:gpt_of_doubles"}
 """No two sums of the squares need give the same factor to the bit."""
 SGD: Fields = GPT | {"optimizer": "sgd:lr=0.05"}
 PIPELINE: Fields = GPT | {"strategy": "pipeline:1f1b:microbatches=2", "micro_batch": 2}
+NANO: Fields = {"workload": "llama-nano:seq=16", "micro_batch": 4, "optimizer": "adamw:lr=0.001"}
+DIVIDED: Fields = NANO | {"strategy": "pipeline:zero-bubble"}
+FOLDED: Fields = DIVIDED | {"strategy": "pipeline:zbv"}
 RESNET: Fields = {"workload": "resnet18-32px", "micro_batch": 4, "optimizer": "sgd:lr=0.002"}
 TWICE_CLIPPED: Fields = {"accumulation": 2, "clip_norm": 0.1}
 
@@ -63,6 +69,10 @@ COARSE = "gradients agree within 0.03 of their L2 norm, parameter by parameter"
         ),
         pytest.param(2, PIPELINE | {"precision": "bf16"}, 1, COARSE, marks=pytest.mark.slow),
         (4, PIPELINE | {"strategy": "pipeline:1f1b:microbatches=2:dp=2"}, 2, EACH),
+        (2, DIVIDED | TWICE_CLIPPED, 1, EACH),
+        (2, FOLDED | TWICE_CLIPPED, 1, EACH),
+        pytest.param(2, FOLDED | {"workload": "gpt-nano:seq=16", "precision": "bf16"}, 1, COARSE),
+        (4, FOLDED | {"strategy": "pipeline:zbv:dp=2"}, 2, EACH),
         pytest.param(
             2, RESNET | {"strategy": "pipeline:gpipe:microbatches=2"}, 1, EACH, marks=pytest.mark.slow
         ),
@@ -96,6 +106,28 @@ def _ends_averaged(rank: int, size: int) -> Planted:
             parameter.grad.div_(2)
 
     return after(PipelineModel, "_exchange_gradients", halve)
+
+
+def _stages_of_a_v_swapped(rank: int, size: int) -> Planted:
+    """Each rank computes its later stage first."""
+
+    def wrong(original: Any, *given: Any, **named: Any) -> Cut:
+        cut: Cut = original(*given, **named)
+        return replace(cut, runs=cut.runs[::-1])
+
+    return wrapped(pipeline, "cut_model", wrong)
+
+
+def _gradients_of_the_microbatch_before(rank: int, size: int) -> Planted:
+    """Microbatches come out of order, but only backward."""
+    before: dict[int, Any] = {}
+
+    def wrong(original: Any, self: Any, microbatch: int) -> Any:
+        found = tuple(value.clone() for value in original(self, microbatch))
+        used, before[self.stage_index] = before.get(self.stage_index, found), found
+        return used
+
+    return wrapped(pipeline._ObservedStage, "_retrieve_recv_grads", wrong)
 
 
 def _data_of_the_replica_before(rank: int, size: int) -> Planted:
@@ -196,6 +228,9 @@ MOMENTUM: Fields = {"optimizer": "sgd:lr=0.05"}
             marks=pytest.mark.slow,
         ),
         (_momentum_dropped_after_the_first_step, 2, PIPELINE, STATE),
+        (_stages_of_a_v_swapped, 2, FOLDED, GRADIENT),
+        (_gradients_of_the_microbatch_before, 2, FOLDED, GRADIENT),
+        (_gradients_of_the_microbatch_before, 2, DIVIDED, GRADIENT),
         (_gradient_not_summed_at_the_entrance, 2, GPT | {"strategy": "tp"}, RANKS_APART),
         (_a_shard_not_updated, 2, SHARDED, UPDATE),
     ],

@@ -1,0 +1,140 @@
+"""The order in which each rank of a pipeline computes, without torch, and the idle time that it leaves.
+
+1F1B and its descendants: Narayanan et al. 2021, arXiv:2104.04473, section 2.2. `zero-bubble` and `zbv` divide
+a backward pass into the gradient of the input, for which the stage before waits, and those of the weights,
+which fill gaps: ZB-H1 with v stages a rank, and ZB-V, of Qi et al. 2023, arXiv:2401.10241.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
+
+Part = Literal["forward", "backward", "input", "weights"]
+SPLITTING = ("zero-bubble", "zbv")
+"""The schedules that divide the backward pass."""
+
+
+class Action(NamedTuple):
+    """What a rank computes without a pause; `backward` is both parts of a backward pass."""
+
+    part: Part
+    stage: int
+    microbatch: int
+
+
+class Shape(NamedTuple):
+    """A schedule of `pieces` microbatches over `ranks` ranks that have `chunks` stages each."""
+
+    schedule: str
+    ranks: int
+    chunks: int
+    pieces: int
+
+    @property
+    def per_round(self) -> int:
+        """Microbatches that pass through one stage of a rank before those of its next stage begin."""
+        return self.pieces // max(1, self.pieces // self.ranks)
+
+    @property
+    def last(self) -> int:
+        return self.ranks * self.chunks - 1
+
+
+def stages_of(schedule: str, rank: int, ranks: int, stages: int) -> list[int]:
+    """Return the stages of a rank: stage s is on rank s mod p, but with zbv rank r has r and 2 p - 1 - r."""
+    return [rank, stages - 1 - rank] if schedule == "zbv" else list(range(rank, stages, ranks))
+
+
+def order(shape: Shape, rank: int) -> list[Action]:
+    """Return what `rank` computes, one after another, as torch's schedules do it."""
+    return list(_v(shape, rank) if shape.schedule == "zbv" else _looped(shape, rank))
+
+
+def _looped(shape: Shape, rank: int) -> Iterator[Action]:
+    """Warm up by forward passes, alternate, and end by backward passes; weights follow `rank` passes late."""
+    schedule, ranks, chunks, pieces = shape
+    total, per_round = chunks * pieces, shape.per_round
+    hops = 2 if schedule == "interleaved" else 1
+    warm = total if schedule == "gpipe" else (chunks - 1) * per_round + hops * (ranks - 1 - rank)
+    warm, splits = min(warm, total), schedule in SPLITTING
+    seen: Counter[tuple[Part, int]] = Counter()
+
+    def action(part: Part, at: int) -> Action:
+        chunk = at // per_round % chunks
+        stage = (chunk if part == "forward" else chunks - 1 - chunk) * ranks + rank
+        seen[part, stage] += 1
+        return Action(part, stage, seen[part, stage] - 1)
+
+    yield from (action("forward", at) for at in range(warm))
+    for at in range(total):
+        if warm + at < total:
+            yield action("forward", warm + at)
+        yield action("input" if splits else "backward", at)
+        if splits and at >= rank:
+            yield action("weights", at - rank)
+    yield from (action("weights", at) for at in range(max(0, total - rank), total) if splits)
+
+
+def _v(shape: Shape, rank: int) -> Iterator[Action]:
+    """Go down to the last rank and up again, as if there were at least 2 p - 1 microbatches."""
+    ranks, pieces, away = shape.ranks, max(2 * shape.ranks - 1, shape.pieces), shape.ranks - rank
+    down, up = stages_of("zbv", rank, ranks, 2 * ranks)
+    seen: Counter[tuple[Part, int]] = Counter()
+    parts: list[tuple[Part, int]] = [("forward", down)] * (2 * away - 1)
+    parts += [("forward", up), ("forward", down)] * rank
+    through: list[tuple[Part, int]] = [("forward", up), ("input", up), ("weights", up)]
+    parts += through * away
+    for at in range(pieces - ranks):
+        parts += [("forward", down)] * (2 * ranks - 1 - rank + at < pieces)
+        parts += [("input", down), ("weights", down), *through]
+    parts += [("input", down), ("input", up)] * rank
+    parts += [("input", down), ("weights", down)] * away
+    parts += [("weights", up)] * rank
+    parts += [("weights", down)] * rank
+    for part, stage in parts:
+        seen[part, stage] += 1
+        if seen[part, stage] <= shape.pieces:
+            yield Action(part, stage, seen[part, stage] - 1)
+
+
+EQUAL: Mapping[Part, float] = {"forward": 1.0, "backward": 2.0, "input": 1.0, "weights": 1.0}
+"""Relative times of the parts of a stage whose FLOPs are all products with weights."""
+
+
+def idle_share(shape: Shape, seconds: Mapping[Part, float] = EQUAL) -> float:
+    """Return the idle time of a rank relative to its computation, by a replay of the schedule.
+
+    `seconds` are the times of each part of a pass through one stage; all stages are alike and messages take
+    no time.
+    """
+    orders = [order(shape, rank) for rank in range(shape.ranks)]
+    ends: dict[Action, float] = {}
+    now, at = [0.0] * shape.ranks, [0] * shape.ranks
+    waiting = deque(range(shape.ranks))
+    while waiting:
+        rank = waiting.popleft()
+        while at[rank] < len(orders[rank]):
+            action = orders[rank][at[rank]]
+            needed = _needed(action, shape)
+            if needed is not None and needed not in ends:
+                waiting.append(rank)
+                break
+            begin = max(now[rank], ends[needed] if needed else 0.0)
+            now[rank] = ends[action] = begin + seconds[action.part]
+            at[rank] += 1
+    busy = sum(seconds[action.part] for action in orders[0])
+    return (max(now) - busy) / busy
+
+
+def _needed(action: Action, shape: Shape) -> Action | None:
+    """Return the action of a neighbour, or of this rank, whose result it takes; None for the first stage."""
+    part, stage, microbatch = action
+    if part == "forward":
+        return Action("forward", stage - 1, microbatch) if stage else None
+    if part == "weights":
+        return Action("input", stage, microbatch)
+    if stage == shape.last:
+        return Action("forward", stage, microbatch)
+    return Action(part, stage + 1, microbatch)
