@@ -62,7 +62,8 @@ def all_tokens(values: Tensor, link: Link) -> Tensor:
 
 def own_sums(values: Tensor, link: Link) -> Tensor:
     """Return the sums over the ranks of this rank's tokens."""
-    for_ranks = values.unflatten(1, (link.size, -1)).movedim(1, 0).contiguous()
+    samples, tokens, *others = values.shape
+    for_ranks = values.reshape(samples, link.size, tokens // link.size, *others).movedim(1, 0).contiguous()
     return link.reduce_scatter(for_ranks.view(link.size, -1)).view(for_ranks.shape[1:])
 
 
@@ -101,7 +102,9 @@ class SequenceSplit:
         for group in alike.values():
             total = torch.cat([gradient.flatten().to(device) for gradient in group])
             self._link.all_reduce(total)
-            for gradient, own in zip(group, total.split([each.numel() for each in group]), strict=True):
+            for gradient, own in zip(
+                group, torch.split(total, [each.numel() for each in group]), strict=True
+            ):
                 gradient.copy_(own.view_as(gradient))
 
     def _begin(self, name: str, block: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
