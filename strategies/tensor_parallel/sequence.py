@@ -1,9 +1,10 @@
 """Sequence parallelism: between the layers that are split, each rank has a part of the tokens.
 
 Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2. A rank gathers the tokens before a layer that is
-split by outputs, and receives the sums of its own tokens after one that is split by inputs; the backward pass
-does the opposite. The gathered tokens are kept until then. Parameters of a block that are not split (norms,
-biases that are added after a sum) see the tokens of one rank, and their gradients are summed over the ranks.
+split by outputs, and receives the sums of its part of the tokens after one that is split by inputs; the
+backward pass does the opposite. The gathered tokens are kept until then. Parameters of a block that are not
+split (norms, biases that are added after a sum) see the tokens of one rank, and their gradients are summed
+over the ranks.
 Stem and head stay whole.
 """
 
@@ -92,8 +93,8 @@ class SequenceSplit:
     def sum_gradients(self, gradients: Iterable[tuple[str, Tensor]], device: torch.device) -> None:
         """Sum over the ranks the gradients of parameters that have seen the tokens of one rank, in place.
 
-        `gradients` are those of the parameters that are not split, by name; `device` is one that the link can
-        send from. Collective.
+        `gradients` are the gradients of the parameters that are not split, by name; `device` is one that the
+        link can send from. Collective.
         """
         alike: dict[torch.dtype, list[Tensor]] = defaultdict(list)
         for name, gradient in gradients:
