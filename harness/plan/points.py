@@ -208,11 +208,15 @@ def _uneven_sequence(
         return None
     if known.unit != "tokens":
         return f"{cell.workload} has no sequence of tokens, which {cell.strategy} splits"
-    heads = None if isinstance(known.heads, Unknown) or not known.heads else known.heads[0]
-    reason = attention and uneven(attention, groups, known.units_per_sample, heads)
-    if reason is None and splits:
-        reason = uneven_tokens(known.units_per_sample, groups.tensor * groups.context)
+    pieces = groups.tensor * groups.context if splits else 1
+    reason = uneven_tokens(known.units_per_sample, pieces)
+    if attention is not None:
+        reason = uneven(attention, groups, known.units_per_sample, _query_heads(known)) or reason
     return None if reason is None else f"{cell.workload} does not fit {cell.strategy}: {reason}"
+
+
+def _query_heads(known: WorkloadFacts) -> int | None:
+    return None if isinstance(known.heads, Unknown) or not known.heads else known.heads[0]
 
 
 def unchecked(cell: Cell) -> str | None:

@@ -107,7 +107,8 @@ class Fsdp2Facts(ShardingFacts):
     def redundant(self, cell: Cell) -> str | None:
         if cell.gpus == self.spec.integer("tp"):
             same = "tp:sequence=true" if self.splits_tokens else "tp"
-            return f"{self.spec.text} leaves nothing to shard on {cell.gpus} ranks: use {same}, which is the same"
+            nothing = f"{self.spec.text} leaves nothing to shard on {cell.gpus} ranks"
+            return f"{nothing}: use {same}, which is the same"
         return None
 
     def refusal(self, cell: Cell) -> str | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from results.cell import Cell
 from results.groups import GroupLayout
-from results.parts import VALUE_BYTES, ModelParts
+from results.parts import VALUE_BYTES, ModelParts, Part
 from results.spec import Option
 from strategies.closed_form.moments import Footprint
 from strategies.closed_form.terms import Collective, Receivers, Term, term
@@ -84,35 +84,40 @@ def activation_messages(
     of the last product, and so one of them. `checkpoints` returns whether the strategy itself recomputes a
     block, given by its index.
 
-    With `sequence` a rank receives the sums of its own tokens, and gathers tokens as often (Korthikanti et
-    al. 2022, arXiv:2205.05198, section 4.2.2). The output of the last block is gathered once more, and so is
-    the gradient of the first one's input. Gradients of what a block does not split are summed once a step.
+    With `sequence` a rank receives the sums of its part of the tokens, and gathers tokens as often
+    (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2). The output of the last block is gathered once
+    more, and so is the gradient of the first one's input. Gradients of what a block does not split are summed
+    once a step.
     """
-    ranks = groups.tensor
-    along: Receivers = ("tensor", ranks)
+    along: Receivers = ("tensor", groups.tensor)
     each = cell.batch_per_replica / groups.context
-    again = [bool(cell.activation_checkpointing or checkpoints(place)) for place in range(len(parts.blocks))]
+
+    def total(what: str, collective: Collective, repeated: int, ends: Sequence[Part], ranks: int) -> Term:
+        """Return four messages of each block's input in each micro-batch, `repeated` more of a block that is
+        recomputed, and one of each of `ends`; `ranks`: those over which a payload is divided."""
+        recomputed = (
+            bool(cell.activation_checkpointing or checkpoints(at)) for at in range(len(parts.blocks))
+        )
+        times = [4 + repeated * again for again in recomputed]
+        size = sum(many * block.input for many, block in zip(times, parts.blocks, strict=True))
+        payload = each / ranks * (size + sum(part.input for part in ends))
+        return term(
+            what, collective, along, payload=payload, operations=cell.accumulation * (sum(times) + len(ends))
+        )
+
     summed: Collective = "reduce-scatter" if sequence and cell.backend == "nccl" else "all-reduce"
-    yield term(
-        "activations",
-        summed,
-        along,
-        payload=each * sum((4 + more) * block.input for block, more in zip(parts.blocks, again, strict=True)),
-        operations=cell.accumulation * sum(4 + more for more in again),
-    )
-    if not sequence:
-        return
-    gathered = [(4 + 2 * more) * block.input for block, more in zip(parts.blocks, again, strict=True)]
-    ends = [block.input for block in parts.blocks[-1:] + parts.blocks[:1] * bool(parts.trained.stem.values)]
-    yield term(
-        "tokens",
-        "all-gather",
-        along,
-        payload=each / ranks * sum(gathered + ends),
-        operations=cell.accumulation * (sum(4 + 2 * more for more in again) + len(ends)),
-    )
-    weights = [weight for block in parts.trained.blocks for weight in block.weights if not weight.split]
-    if values := sum(-(-weight.rows // groups.shard_ranks) * weight.columns for weight in weights):
+    yield total("activations", summed, 1, (), 1)
+    if sequence:
+        gathered = parts.blocks[-1:] + parts.blocks[:1] * bool(parts.trained.stem.values)
+        yield total("tokens", "all-gather", 2, gathered, groups.tensor)
+        yield from _sums_of_gradients(parts, groups)
+
+
+def _sums_of_gradients(parts: ModelParts, groups: GroupLayout) -> Iterator[Term]:
+    """Yield the sum of the gradients of what blocks do not split."""
+    whole = [weight for block in parts.trained.blocks for weight in block.weights if not weight.split]
+    if values := sum(-(-weight.rows // groups.shard_ranks) * weight.columns for weight in whole):
+        along: Receivers = ("tensor", groups.tensor)
         yield term("gradients of norms", "all-reduce", along, payload=VALUE_BYTES * values, operations=1)
 
 

@@ -112,7 +112,7 @@ class TensorSplit:
             setattr(owner, attribute, getattr(owner, attribute) // link.size)
 
     def sum_gradients(self, gradients: Iterable[tuple[str, Tensor]], device: torch.device) -> None:
-        """Sum the gradients, by name, of parameters that have seen the tokens of this rank alone.
+        """Sum the gradients, by name, of parameters that have seen only the tokens of this rank.
         Collective."""
         if self._sequence is not None:
             whole = ((name, value) for name, value in gradients if not self.cuts(name))

@@ -1,9 +1,10 @@
 """Sequence parallelism: between the layers that are split, each rank has a part of the tokens.
 
 Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2. A rank gathers the tokens before a layer that is
-split by outputs, and receives the sums of its own tokens after one that is split by inputs; the backward pass
-does the opposite. The gathered tokens are kept until then. Parameters of a block that are not split (norms,
-biases that are added after a sum) see the tokens of one rank, and their gradients are summed over the ranks.
+split by outputs, and receives the sums of its part of the tokens after one that is split by inputs; the
+backward pass does the opposite. The gathered tokens are kept until then. Parameters of a block that are not
+split (norms, biases that are added after a sum) see the tokens of one rank, and their gradients are summed
+over the ranks.
 Stem and head stay whole.
 """
 
@@ -62,7 +63,8 @@ def all_tokens(values: Tensor, link: Link) -> Tensor:
 
 def own_sums(values: Tensor, link: Link) -> Tensor:
     """Return the sums over the ranks of this rank's tokens."""
-    for_ranks = values.unflatten(1, (link.size, -1)).movedim(1, 0).contiguous()
+    samples, tokens, *others = values.shape
+    for_ranks = values.reshape(samples, link.size, tokens // link.size, *others).movedim(1, 0).contiguous()
     return link.reduce_scatter(for_ranks.view(link.size, -1)).view(for_ranks.shape[1:])
 
 
@@ -91,8 +93,8 @@ class SequenceSplit:
     def sum_gradients(self, gradients: Iterable[tuple[str, Tensor]], device: torch.device) -> None:
         """Sum over the ranks the gradients of parameters that have seen the tokens of one rank, in place.
 
-        `gradients` are those of the parameters that are not split, by name; `device` is one that the link can
-        send from. Collective.
+        `gradients` are the gradients of the parameters that are not split, by name; `device` is one that the
+        link can send from. Collective.
         """
         alike: dict[torch.dtype, list[Tensor]] = defaultdict(list)
         for name, gradient in gradients:
@@ -101,7 +103,9 @@ class SequenceSplit:
         for group in alike.values():
             total = torch.cat([gradient.flatten().to(device) for gradient in group])
             self._link.all_reduce(total)
-            for gradient, own in zip(group, total.split([each.numel() for each in group]), strict=True):
+            for gradient, own in zip(
+                group, torch.split(total, [each.numel() for each in group]), strict=True
+            ):
                 gradient.copy_(own.view_as(gradient))
 
     def _begin(self, name: str, block: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

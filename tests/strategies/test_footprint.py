@@ -231,7 +231,7 @@ def test_tensor_parallel_by_hand() -> None:
 
 
 def test_tokens_split_between_layers_by_hand() -> None:
-    """Of 600 bytes of a block that tp leaves whole, 200 are gathered inputs of layers, and 400 halve."""
+    """tp leaves 600 bytes of a block whole: 200 are gathered inputs of layers, and 400 are halved."""
     light = replace(SMALL, blocks=(replace(BLOCK, input=100),) * 4)
     assert total("tp", 2, light) - total("tp:sequence=true", 2, light) == 4 * 2 * 200
     # Selective checkpointing keeps the input and products, of which the sums are not divided.

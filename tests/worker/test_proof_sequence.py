@@ -29,8 +29,8 @@ def _norms_summed_in_every_micro_batch(rank: int, size: int) -> Planted:
 
 def _bias_added_by_every_rank(rank: int, size: int) -> Planted:
     def wrong(original: Any, self: Any, x: Tensor) -> Tensor:
-        result: Tensor = original(self, x)
-        return result + (size - 1) * self.bias
+        result: Tensor = original(self, x) + (size - 1) * self.bias
+        return result
 
     return wrapped(model._SplitByInputs, "forward", wrong)
 

@@ -1,0 +1,125 @@
+"""Models whose tokens cannot be split between their layers are refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness.worker.exchange.group import ExchangeGroup
+from results.errors import UsageError
+from results.layout import LinearSplit, ModelLayout, splits_of
+from strategies.collectives.link import Link
+from strategies.tensor_parallel.model import TensorSplit
+
+BLOCKS = ("blocks.0", "blocks.1")
+SPLITS = (LinearSplit(name="up", by="outputs"), LinearSplit(name="down", by="inputs"))
+LAYOUT = ModelLayout(blocks=BLOCKS, splits=splits_of(BLOCKS, SPLITS))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(4), nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        result: Tensor = x + self.down(torch.relu(self.up(self.norm(x))))
+        return result if added is None else result + added
+
+
+class Model(nn.Module):
+    """Tokens (samples, tokens, 4) through two blocks, with what a test adds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.blocks, self.head = (
+            nn.Linear(4, 4),
+            nn.ModuleList([Block(), Block()]),
+            nn.Linear(4, 1),
+        )
+        self.between: Callable[[Tensor], Tensor] = lambda x: x
+        self.added: dict[str, Any] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks[0](self.stem(x), **self.added)
+        result: Tensor = self.head(self.blocks[1](self.between(x)))
+        return result
+
+
+def _convolution(model: Model) -> None:
+    model.blocks[1].register_module("mix", nn.Conv1d(4, 4, 1))
+
+
+def _shared(model: Model) -> None:
+    model.head = nn.Linear(4, 4)
+    model.head.bias = model.blocks[0].norm.bias
+
+
+def _called_between(model: Model) -> None:
+    model.between = model.stem
+
+
+def _cut_between(model: Model) -> None:
+    model.between = lambda x: x[:, 1:]
+
+
+def _second_gradient(model: Model) -> None:
+    model.added = {"added": torch.ones(1, requires_grad=True)}
+
+
+def _two_results(model: Model) -> None:
+    model.blocks[1].register_forward_hook(lambda block, inputs, output: (output, output))
+
+
+def _nothing(model: Model) -> None:
+    """A model that is split, except for its batch or layout."""
+
+
+def nothing_to_take(values: Iterable[Tensor]) -> None:
+    """All ranks have the same values."""
+
+
+def run(group: ExchangeGroup, change: Callable[[Model], None], layout: ModelLayout, x: Tensor) -> None:
+    model = Model()
+    change(model)
+    TensorSplit(model, layout, Link(group), nothing_to_take, sequence=True)
+    with torch.enable_grad():
+        model(x)
+
+
+X = torch.ones(2, 6, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "layout", "x", "words"),
+    [
+        (_nothing, ModelLayout(splits=LAYOUT.splits), X, "blocks.0.up is in none of the blocks"),
+        (_convolution, LAYOUT, X, "blocks.1.mix, a Conv1d, computes tokens from others"),
+        (_shared, LAYOUT, X, "blocks.0 and what is around the blocks share"),
+        (_nothing, LAYOUT, X[0], "of blocks.0 by position is not (samples, tokens, features)"),
+        (_nothing, LAYOUT, X[:, :5], "5 tokens do not divide into 2 pieces (the nearest lengths: 4 and 6)"),
+        (_called_between, LAYOUT, X, "stem is called between two blocks"),
+        (_cut_between, LAYOUT, X, "of blocks.1 by position is not the output of the block before it"),
+        (_second_gradient, LAYOUT, X, "blocks.0 takes a second input that gets a gradient"),
+        (_two_results, LAYOUT, X, "blocks.1 does not return (samples, tokens, features)"),
+    ],
+)
+def test_a_model_whose_tokens_cannot_be_split_is_refused_by_name(threads, change, layout, x, words) -> None:
+    def refused(group: ExchangeGroup) -> str:
+        with pytest.raises(UsageError) as error:
+            run(group, change, layout, x)
+        return str(error.value)
+
+    for found in threads(2, refused):
+        assert words in found
+        assert found.endswith("leave sequence=true out")
+
+
+def test_a_second_input_without_a_gradient_is_taken_as_it_is(threads) -> None:
+    def constant(model: Model) -> None:
+        model.added = {"added": torch.ones(1)}
+
+    threads(2, run, constant, LAYOUT, X)
