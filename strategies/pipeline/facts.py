@@ -241,7 +241,7 @@ class Pipeline(StrategyFacts):
         yield Footprint(moment="update", optimizer=state + update, gradients=trained, estimated=fewer, **rest)
 
     def _divided(self, cell: Cell, rank: int, own: list[Stage]) -> int:
-        """Return the number of microbatches that have the gradient of the input and not yet those of weights;
+        """Return the number of microbatches that have the gradient of the input, but no gradients of weights;
         the first stage computes both at once."""
         if self.schedule not in SPLITTING or all(stage.stem for stage in own):
             return 0
@@ -283,10 +283,11 @@ class Pipeline(StrategyFacts):
         arXiv:2104.04473, sections 2.2.1 and 2.2.2); each micro-batch has one bubble.
 
         A divided backward pass, with F, B and W the times of the forward pass and of both parts, leaves
-        zero-bubble (p - 1) (F + B - W) / v (ZB-H1 in Qi et al. 2023, arXiv:2401.10241, table 2), if m is at
-        least p. ZB-V idles nowhere between its first and its last pass if F = B = W (section 6), but all
-        ranks wait for the last one, which begins p - 1 passes late and has as many to catch up. F = B = W is
-        assumed, as of products with weights; `order.idle_share` replays the order for other times.
+        zero-bubble (p - 1) (F + B - W) / v (ZB-H1 in Qi et al. 2023, arXiv:2401.10241, table 2), or
+        (p - 1) F / v if that is more, if m is at least p. ZB-V idles nowhere between its first and its last
+        pass if F = B = W (section 6), but all ranks wait for the last one, which begins p - 1 passes late
+        and has as many to catch up. F = B = W is assumed, as of products with weights; `order.idle_share`
+        replays the order for other times.
         """
         shape = self.shape(ranks)
         if self.schedule == "zbv":
