@@ -179,6 +179,10 @@ class StrategyFacts(CatalogFacts):
         rank of a pipeline; None for a strategy without a schedule."""
         return None
 
+    def placement(self, ranks: int) -> list[list[int]]:
+        """Return the stages of each rank of a pipeline if ranks have several; else nothing."""
+        return []
+
     @property
     def promise(self) -> Promise:
         """The promise that the proof checks."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from reports.text import count
 from results.groups import DIMENSIONS, Dimension, GroupLayout
 from results.plan import Plan, placement_of
-from strategies.catalog import group_layout
+from strategies.catalog import STRATEGIES, group_layout
 
 _MOST = 8
 """Rows, columns or ranks in brackets that are drawn; of more, the first ones and the last."""
@@ -41,8 +41,9 @@ def group_lines(plan: Plan) -> Iterator[str]:
     for strategy, gpus, node_size in drawn:
         groups = group_layout(strategy, gpus, node_size)
         if is_grid(groups):
-            yield f"{strategy} on {gpus}, {description(groups)}"
-            yield from (f"  {line}" for line in drawing(groups))
+            stages = STRATEGIES.facts(strategy).placement(gpus)
+            yield f"{strategy} on {gpus}, {description(groups, stages)}"
+            yield from (f"  {line}" for line in drawing(groups, stages))
 
 
 def is_grid(groups: GroupLayout) -> bool:
@@ -50,24 +51,31 @@ def is_grid(groups: GroupLayout) -> bool:
     return groups.model_parallel > 1 or (groups.replicate > 1 and groups.shard > 1)
 
 
-def description(groups: GroupLayout) -> str:
+def description(groups: GroupLayout, stages: Sequence[Sequence[int]] = ()) -> str:
     """`2 stages x 2 replicas: 0 and 2 are the stages of one replica, 0 and 1 average their gradients`."""
     used = [name for name in DIMENSIONS if getattr(groups, name) > 1]
-    sizes = " x ".join(count(getattr(groups, name), _noun(groups, name)) for name in used)
+    has = {**_DEEDS, "pipeline": "have the stages of one replica"} if stages else _DEEDS
+    each = len(stages[0]) if stages else 1
+    sizes = " x ".join(
+        count(getattr(groups, name) * (each if name == "pipeline" else 1), _noun(groups, name))
+        for name in used
+    )
     deeds = []
     for name in used:
         *first, last = _short([str(rank) for rank in groups.groups(name)[0]], most=4)
-        deeds.append(f"{', '.join(first)} and {last} {_DEEDS[name]}")
+        deeds.append(f"{', '.join(first)} and {last} {has[name]}")
     return f"{sizes}: {', '.join(deeds)}"
 
 
-def drawing(groups: GroupLayout) -> list[str]:
+def drawing(groups: GroupLayout, stages: Sequence[Sequence[int]] = ()) -> list[str]:
     """A grid of ranks: rows are stages or nodes, columns are data-parallel places, and ranks in brackets
-    compute each sequence and each layer together."""
+    compute each sequence and each layer together. `stages` are those of each row that has several."""
     rows: Dimension = "pipeline" if groups.pipeline > 1 else "replicate"
     columns: tuple[Dimension, ...] = ("shard",) if rows == "replicate" else ("replicate", "shard")
     bands, inner = groups.groups(*columns, "context", "tensor"), groups.context * groups.tensor
     titles = [""] if len(bands) == 1 else [f"{_noun(groups, rows)} {row}" for row in range(len(bands))]
+    if stages:
+        titles = [f"stages {' '.join(_short([str(stage) for stage in own]))}" for own in stages]
     table = [[title, *_places(band, inner)] for title, band in zip(titles, bands, strict=True)]
     width = len(bands[0]) // inner
     if len(table) > _MOST:

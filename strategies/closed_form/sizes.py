@@ -163,6 +163,9 @@ class Activations:
         """Bytes when the backward pass of the first micro-batch begins, and when it is in the last block."""
         self.begin = max(self.at_loss, self.at_block)
         first = whole[0] + int(_GRADIENT_SHARE * whole[0]) if whole else 0
+        self.gradients = int(_GRADIENT_SHARE * sum(whole))
+        """Bytes of the gradients of activations in all blocks: a divided backward pass keeps these until it
+        computes the gradients of weights."""
         self.end = stem + first + casts
         """Bytes when the backward pass of the last micro-batch ends."""
 

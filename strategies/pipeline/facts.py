@@ -165,7 +165,12 @@ class Pipeline(StrategyFacts):
         costs[-1] += parts.head.flops
         runs = balanced_cut(costs, count)
         stages = [Stage(blocks=run, stem=at == 0, head=at == count - 1) for at, run in enumerate(runs)]
-        return [[stages[at] for at in stages_of(self.schedule, rank, ranks, count)] for rank in range(ranks)]
+        placed = self.placement(cell.gpus) or [[rank] for rank in range(ranks)]
+        return [[stages[at] for at in own] for own in placed]
+
+    def placement(self, ranks: int) -> list[list[int]]:
+        schedule, each, chunks, _ = self.shape(ranks)
+        return [stages_of(schedule, rank, each, each * chunks) for rank in range(each)] if chunks > 1 else []
 
     def in_flight(self, cell: Cell, rank: int) -> int:
         """Return the maximum number of microbatches between forward and backward on all stages of `rank`.
@@ -213,7 +218,7 @@ class Pipeline(StrategyFacts):
         rest = {"parameters": whole, "buckets": received + averaged}
         state, update = sizes.state(trained), sizes.update(trained)
         yield Footprint(moment="model built", parameters=sizes.built)
-        begin = largest.begin * len(own) if len(own) > 1 else largest.begin
+        begin = largest.begin * len(own) + largest.gradients * self._divided(cell, rank, own)
         before = trained if sizes.accumulates or pieces * len(own) > flights else 0
         # The second microbatch's backward pass begins with gradients, and the first one's activations freed.
         for gradients, activations in ((before, begin), (trained, begin - begin // flights)):
@@ -234,6 +239,13 @@ class Pipeline(StrategyFacts):
         )
         fewer = update + received  # Received values may have half precision.
         yield Footprint(moment="update", optimizer=state + update, gradients=trained, estimated=fewer, **rest)
+
+    def _divided(self, cell: Cell, rank: int, own: list[Stage]) -> int:
+        """Return the number of microbatches that have the gradient of the input, but no gradients of weights;
+        the first stage computes both at once."""
+        if self.schedule not in SPLITTING or all(stage.stem for stage in own):
+            return 0
+        return 1 + self.kept(cell, rank) - self.in_flight(cell, rank)
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
         """Yield the messages of the rank that sends most activations; the first and the last stage sum the
@@ -271,10 +283,11 @@ class Pipeline(StrategyFacts):
         arXiv:2104.04473, sections 2.2.1 and 2.2.2); each micro-batch has one bubble.
 
         A divided backward pass, with F, B and W the times of the forward pass and of both parts, leaves
-        zero-bubble (p - 1) (F + B - W) / v (ZB-H1 in Qi et al. 2023, arXiv:2401.10241, table 2), if m is at
-        least p. ZB-V idles nowhere between its first and its last pass if F = B = W (section 6), but all
-        ranks wait for the last one, which begins p - 1 passes late and has as many to catch up. F = B = W is
-        assumed, as of products with weights; `order.idle_share` replays the order for other times.
+        zero-bubble (p - 1) (F + B - W) / v (ZB-H1 in Qi et al. 2023, arXiv:2401.10241, table 2), or
+        (p - 1) F / v if that is more, if m is at least p. ZB-V idles nowhere between its first and its last
+        pass if F = B = W (section 6), but all ranks wait for the last one, which begins p - 1 passes late
+        and has as many to catch up. F = B = W is assumed, as of products with weights; `order.idle_share`
+        replays the order for other times.
         """
         shape = self.shape(ranks)
         if self.schedule == "zbv":

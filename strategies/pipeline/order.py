@@ -1,8 +1,8 @@
 """The order in which each rank of a pipeline computes, without torch, and the idle time that it leaves.
 
 1F1B and its descendants: Narayanan et al. 2021, arXiv:2104.04473, section 2.2. `zero-bubble` and `zbv` divide
-a backward pass into the gradient of the input, for which the stage before waits, and those of the weights,
-which fill gaps: ZB-H1 with v stages a rank, and ZB-V, of Qi et al. 2023, arXiv:2401.10241.
+a backward pass into the gradient of the input, for which the stage before waits, and the gradients of
+weights, which fill gaps: ZB-H1 with v stages a rank, and ZB-V, of Qi et al. 2023, arXiv:2401.10241.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ SPLITTING = ("zero-bubble", "zbv")
 
 
 class Action(NamedTuple):
-    """What a rank computes without a pause; `backward` is both parts of a backward pass."""
+    """A rank computes one part of a pass of one microbatch through one stage; `backward` is both parts of a
+    backward pass."""
 
     part: Part
     stage: int
@@ -34,7 +35,7 @@ class Shape(NamedTuple):
 
     @property
     def per_round(self) -> int:
-        """Microbatches that pass through one stage of a rank before those of its next stage begin."""
+        """Microbatches that pass through one stage of a rank before the rank begins with its next stage."""
         return self.pieces // max(1, self.pieces // self.ranks)
 
     @property

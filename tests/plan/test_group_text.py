@@ -155,6 +155,20 @@ def test_a_plan_draws_each_strategy_and_size_once() -> None:
     )
 
 
+def test_ranks_with_several_stages_are_drawn_with_them() -> None:
+    plan = plan_of(
+        workload="llama-nano", gpus="2", strategy="pipeline:zbv,pipeline:interleaved", batch_size="4"
+    )
+    assert list(group_lines(plan)) == [
+        "pipeline:zbv on 2, 4 stages: 0 and 1 have the stages of one replica",
+        "  stages 0 3  0",
+        "  stages 1 2  1",
+        "pipeline:interleaved on 2, 4 stages: 0 and 1 have the stages of one replica",
+        "  stages 0 2  0",
+        "  stages 1 3  1",
+    ]
+
+
 def test_real_nodes_are_drawn_as_the_virtual_ones_are() -> None:
     plan = plan_of(workload="gpt-nano", gpus=4, strategy="hsdp", gpus_per_node=2)
     assert next(iter(group_lines(plan))).startswith("hsdp on 4, 2 nodes x 2 shards")

@@ -32,7 +32,7 @@ from workloads.gpt.model import token_loss
 
 FIRST = ["tied, clipped, accumulated", "BatchNorm, checkpointed", "one parameter a block"]
 SECOND = ["tied, checkpointed, AdamW", "BatchNorm, accumulated", "frozen, clipped"]
-WHOLE = [case for case in [*FIRST, *SECOND] if "checkpointed" not in case]
+WHOLE = [case for case in [*FIRST, *SECOND, "found, accumulated"] if "checkpointed" not in case]
 """A divided backward pass refuses activation checkpointing."""
 SCHEDULES = [
     pytest.param(2, "gpipe", [*SECOND, "found, accumulated"], marks=pytest.mark.slow),
