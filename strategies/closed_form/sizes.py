@@ -6,11 +6,11 @@ Each strategy's facts say which of them a training step holds at once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from results.cell import Cell, Checkpointing
 from results.groups import GroupLayout
-from results.parts import VALUE_BYTES, ModelParts, Part, Saved
+from results.parts import VALUE_BYTES, ModelParts, Part
 from strategies.optimizers import OPTIMIZERS
 
 HALF_BYTES = 2
@@ -174,9 +174,12 @@ class Activations:
 
     def _block(self, block: Part) -> int:
         """Bytes that a block saves. The gathered inputs of its two pairs of split layers stay whole."""
+        if self._of_tokens == 1:
+            return self._whole(block)
         gathered = min(2 * block.input, block.saved.whole)
         divided = (block.saved.whole - gathered) // self._of_tokens
-        return self._whole(replace(block, saved=Saved(whole=gathered + divided, split=block.saved.split)))
+        split = block.saved.over(self._tensor) - block.saved.whole
+        return self._samples * (gathered + divided + split) // self._context + block.saved_once
 
     def _kept(self, block: Part, mode: Checkpointing) -> int:
         """Bytes that a checkpointed block keeps until its backward pass begins."""

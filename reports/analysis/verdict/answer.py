@@ -132,7 +132,7 @@ def _others(piece: Piece, lead: Named, smallest: float) -> Iterator[str]:
 
 
 def _not_comparable(piece: Piece, lead: Named) -> Iterator[str]:
-    """Name the strategies whose steps train on another number of samples than those of `lead`."""
+    """Name the strategies that train on another number of samples a step."""
     batch, beside = lead[1].cell.global_batch, _beside(piece, lead)
     unequal = [
         f"{curve.key.label} ({size:,})" for size in beside if size != batch for curve, _ in beside[size]
