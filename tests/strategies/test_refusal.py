@@ -103,6 +103,7 @@ def cell_of(text: str, **others: object) -> Cell:
         ("strategy=tp collective=ring", "tp needs --compression none"),
         ("strategy=pipeline:1f1b compile=true", "--compile"),
         ("strategy=tp compile=true", "leave --compile out"),
+        ("strategy=fsdp:sequence=true", "splits no layers: add tp=2"),
         ("strategy=tp memory_format=channels_last", "activations row by row"),
         ("strategy=pipeline:gpipe memory_format=channels_last", "activations row by row"),
     ],
@@ -125,6 +126,7 @@ def test_an_impossible_combination_is_refused_with_its_reason(fields, reason) ->
         ("strategy=manual:keep*3+reshard", "None"),
         ("strategy=tp workload=resnet18-32px model_parallel=2", "no layers that tensor parallelism"),
         ("strategy=tp workload=llama-nano gpus=4 model_parallel=4", "2 attention heads of llama-nano do not"),
+        ("gpus=2 strategy=fsdp:tp=2:sequence=true", "use tp:sequence=true, which is the same"),
         ("strategy=tp model_parallel=2 precision=fp16 activation_checkpointing=selective", "None"),
     ],
 )

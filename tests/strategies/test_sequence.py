@@ -1,19 +1,26 @@
-"""Models whose tokens cannot be split between their layers are refused by name."""
+"""Tokens that are split between layers: what a rank keeps, and models that are refused by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from builders import a_cell
 from torch import Tensor, nn
 
 from harness.worker.exchange.group import ExchangeGroup
 from results.errors import UsageError
 from results.layout import LinearSplit, ModelLayout, splits_of
+from strategies.catalog import STRATEGIES
 from strategies.collectives.link import Link
 from strategies.tensor_parallel.model import TensorSplit
+from workloads.gpt import GPTShape
+from workloads.gpt.model import build_gpt
+from workloads.llama import LlamaShape
+from workloads.llama.model import build_llama
 
 BLOCKS = ("blocks.0", "blocks.1")
 SPLITS = (LinearSplit(name="up", by="outputs"), LinearSplit(name="down", by="inputs"))
@@ -123,3 +130,42 @@ def test_a_second_input_without_a_gradient_is_taken_as_it_is(threads) -> None:
         model.added = {"added": torch.ones(1)}
 
     threads(2, run, constant, LAYOUT, X)
+
+
+SHAPES: dict[str, Any] = {
+    "gpt": GPTShape(layers=2, width=16, heads=4, context=8, vocabulary=37, seq=8),
+    "llama": LlamaShape(
+        layers=2, width=16, heads=4, kv_heads=4, hidden=24, context=8, vocabulary=37, seq=8, tied=True
+    ),
+}
+
+
+def saved(group: ExchangeGroup, model: str, *, sequence: bool) -> int:
+    """Bytes of the storages that autograd keeps from a forward pass, without parameters."""
+    workload = build_gpt(SHAPES[model]) if model == "gpt" else build_llama(SHAPES[model])
+    TensorSplit(workload.module, workload.layout, Link(group), nothing_to_take, sequence=sequence)
+    own = {parameter.untyped_storage().data_ptr() for parameter in workload.module.parameters()}
+    kept: dict[int, int] = {}
+    alive: list[Tensor] = []
+
+    def pack(value: Tensor) -> Tensor:
+        storage = value.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+            alive.append(value)
+        return value
+
+    inputs, targets = workload.synthetic(torch.Generator().manual_seed(0), 3)
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+        workload.loss(workload.module(inputs), targets)
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("model", SHAPES)
+def test_a_rank_keeps_the_bytes_of_the_closed_form(threads, model, sequence) -> None:
+    parts = SHAPES[model].parts()
+    strategy = "tp:sequence=true" if sequence else "tp"
+    cell = a_cell(workload="gpt-nano", strategy=strategy, gpus=2, micro_batch=3)
+    expected = STRATEGIES.facts(strategy).sizes(cell, parts).activations().at_loss - 2 * 3 * parts.logits
+    assert threads(2, partial(saved, sequence=sequence), model) == [expected] * 2

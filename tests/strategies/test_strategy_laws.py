@@ -181,6 +181,9 @@ SPLIT: list[Any] = [
     (4, "fsdp:tp=2:sequence=true", "grouped", {"accumulation": 2, "clip_norm": 0.1}),
     (4, "manual:reshard.checkpoint+keep:tp=2:sequence=true", "gpt", {"clip_norm": 0.1}),
     pytest.param(
+        8, "hsdp:tp=2:sequence=true", "gpt", {"node_size": 4, "clip_norm": 0.1}, marks=pytest.mark.slow
+    ),
+    pytest.param(
         8, "hsdp:tp=2", "gpt", {"node_size": 4, "optimizer": ADAMW, "clip_norm": 0.1}, marks=pytest.mark.slow
     ),
     (2, "manual:reshard.checkpoint+keep", "gpt", {"optimizer": ADAMW}),
