@@ -141,8 +141,9 @@ class Activations:
         blocks = [model.blocks[index] for index in stage.blocks]
         modes = [sizes.checkpointing(index) for index in stage.blocks]
         others = self._context - 1 if sizes.gathers_keys else 0
+        saved = self._block if sizes.splits_tokens else self._whole
         whole = [
-            self._block(block) + 2 * others * samples * block.input // self._context // self._tensor
+            saved(block) + 2 * others * samples * block.input // self._context // self._tensor
             for block in blocks
         ]
         kept = [
@@ -173,9 +174,7 @@ class Activations:
         return self._samples * part.saved.over(self._tensor) // self._context + part.saved_once
 
     def _block(self, block: Part) -> int:
-        """Bytes that a block saves. The gathered inputs of its two pairs of split layers stay whole."""
-        if self._of_tokens == 1:
-            return self._whole(block)
+        """Bytes that a block saves if tokens are split. The gathered inputs of its two pairs of split layers stay whole."""
         gathered = min(2 * block.input, block.saved.whole)
         divided = (block.saved.whole - gathered) // self._of_tokens
         split = block.saved.over(self._tensor) - block.saved.whole
