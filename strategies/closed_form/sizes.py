@@ -174,7 +174,7 @@ class Activations:
         return self._samples * part.saved.over(self._tensor) // self._context + part.saved_once
 
     def _block(self, block: Part) -> int:
-        """Bytes that a block saves if tokens are split. The gathered inputs of its two pairs of split layers stay whole."""
+        """Bytes that a block saves if tokens are split; the gathered inputs of split layers stay whole."""
         gathered = min(2 * block.input, block.saved.whole)
         divided = (block.saved.whole - gathered) // self._of_tokens
         split = block.saved.over(self._tensor) - block.saved.whole
