@@ -78,6 +78,7 @@ class SequenceSplit:
         self._tokens = 0
         """The tokens of this rank."""
         blocks = [layout_module(module, name) for name in layout.blocks]
+        module.register_forward_pre_hook(self._start)
         blocks[0].register_forward_pre_hook(partial(self._begin, layout.blocks[0]))
         blocks[-1].register_forward_hook(partial(self._end, layout.blocks[-1]))
         for name, block in zip(layout.blocks, blocks, strict=True):
@@ -107,6 +108,10 @@ class SequenceSplit:
                 group, torch.split(total, [each.numel() for each in group]), strict=True
             ):
                 gradient.copy_(own.view_as(gradient))
+
+    def _start(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Forget a forward pass that an error ended between two blocks."""
+        self._within = False
 
     def _begin(self, name: str, block: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Give the first block this rank's tokens."""

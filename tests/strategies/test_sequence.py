@@ -125,6 +125,19 @@ def test_a_model_whose_tokens_cannot_be_split_is_refused_by_name(threads, change
         assert found.endswith("leave sequence=true out")
 
 
+def test_a_forward_pass_after_one_that_failed_is_as_the_first(threads) -> None:
+    def both(group: ExchangeGroup) -> None:
+        model = Model()
+        TensorSplit(model, LAYOUT, Link(group), nothing_to_take, sequence=True)
+        model.between = lambda x: x[0, 0, 0, 0]
+        with pytest.raises(IndexError):
+            model(X)
+        model.between = lambda x: x
+        assert model(X).shape == (2, 6, 1)
+
+    threads(2, both)
+
+
 def test_a_second_input_without_a_gradient_is_taken_as_it_is(threads) -> None:
     def constant(model: Model) -> None:
         model.added = {"added": torch.ones(1)}
