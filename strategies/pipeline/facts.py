@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from types import MappingProxyType
 
 from results.cell import REFERENCE_STRATEGY, Cell
+from results.errors import SpecError
 from results.groups import GroupLayout
 from results.parts import VALUE_BYTES, ModelParts
 from results.spec import Option
@@ -44,6 +45,9 @@ class Pipeline(StrategyFacts):
                 help="stages of a rank, only for interleaved and zero-bubble",
             ),
             "dp": Option(kind="int", default=1, minimum=1, help="parallel pipelines, each with its own data"),
+            "pp": Option(
+                kind="int", default=0, minimum=0, help="ranks of a pipeline, instead of dp; 0: as dp leaves"
+            ),
         }
     )
     model = "strategies.pipeline.model:PipelineModel"
@@ -65,25 +69,25 @@ class Pipeline(StrategyFacts):
         return self.spec.integer("microbatches")
 
     @property
-    def pipelines(self) -> int:
-        """The number of parallel pipelines, each with its own data."""
-        return self.spec.integer("dp")
-
-    @property
     def chunks(self) -> int:
         """Stages of a rank."""
         return self.spec.integer("chunks") if self.schedule in _LOOPED else 1 + (self.schedule == "zbv")
 
     def shape(self, ranks: int) -> Shape:
         """Return the schedule over the ranks of all pipelines."""
-        return Shape(self.schedule, ranks // self.pipelines, self.chunks, self.microbatches)
+        each = self.spec.integer("pp") or ranks // self.spec.integer("dp")
+        return Shape(self.schedule, each, self.chunks, self.microbatches)
 
     @property
     def shards(self) -> bool:
         return True
 
     def groups(self, ranks: int, node_size: int | None) -> GroupLayout:
-        copies = self.pipelines
+        each, copies = self.spec.integer("pp"), self.spec.integer("dp")
+        if each and copies > 1:
+            raise SpecError(f"{self.spec.text} has pp and dp, which follow from each other: leave dp out")
+        if each:
+            return GroupLayout(pipeline=each, replicate=quotient(self.spec.text, ranks, each))
         return GroupLayout(pipeline=quotient(self.spec.text, ranks, copies), replicate=copies)
 
     def refusal(self, cell: Cell) -> str | None:
@@ -98,15 +102,15 @@ class Pipeline(StrategyFacts):
                 f"{self.schedule} divides the backward pass, and torch would compute a block again for every "
                 f"group of its parameters: leave --activation-checkpointing out, or use pipeline:interleaved"
             )
-        return self._misfit(cell.gpus // self.pipelines)
+        return self._misfit(self.shape(cell.gpus).ranks)
 
     def _misfit(self, ranks: int) -> str | None:
         """Return why the schedule is refused with this number of ranks of a pipeline; None if it is not."""
         pieces = self.microbatches
         if ranks < 2:
             return (
-                f"{self.spec.text} leaves {ranks} stage for each pipeline: use {REFERENCE_STRATEGY}, or a "
-                f"smaller dp"
+                f"{self.spec.text} leaves {ranks} stage for each pipeline: use {REFERENCE_STRATEGY}, a "
+                f"smaller dp, or a larger pp"
             )
         if self.schedule not in _LOOPED and self.spec.integer("chunks") != _CHUNKS:
             return (
@@ -128,13 +132,18 @@ class Pipeline(StrategyFacts):
         return None
 
     def unfit(self, cell: Cell, blocks: int) -> str | None:
-        stages = self.chunks * self.groups(cell.gpus, cell.node_size).pipeline
+        groups = self.groups(cell.gpus, cell.node_size)
+        stages = self.chunks * groups.pipeline
         if not blocks:
             return f"{cell.workload} has no blocks that a pipeline could be made of; use {REFERENCE_STRATEGY}"
         if stages > blocks:
             instead = "use fewer chunks" if self.chunks > 2 else f"use {REFERENCE_STRATEGY}"
             if (most := blocks // self.chunks) >= 2:
-                instead = f"use at most {most * self.pipelines} ranks"
+                instead = (
+                    f"use pp={most}"
+                    if self.spec.integer("pp")
+                    else f"use at most {most * groups.replicate} ranks"
+                )
             return f"{cell.workload} has {blocks} blocks, too few for {stages} stages; {instead}"
         return None
 
@@ -158,7 +167,7 @@ class Pipeline(StrategyFacts):
 
     def stages(self, cell: Cell, parts: ModelParts) -> list[list[Stage]]:
         """Return the stages of each rank of a pipeline: runs of blocks whose largest cost is minimal."""
-        ranks = cell.gpus // self.pipelines
+        ranks = self.shape(cell.gpus).ranks
         count = ranks * self.chunks
         costs = [block.flops for block in parts.blocks]
         costs[0] += parts.stem.flops

@@ -14,6 +14,7 @@ from results.plan import Plan
     [
         # Four blocks: at most four stages, which interleaved has two of on each rank.
         ({"strategy": "pipeline:gpipe", "gpus": 5}, "4 blocks, too few for 5 stages; use at most 4 ranks"),
+        ({"strategy": "pipeline:gpipe:pp=8", "gpus": 16}, "4 blocks, too few for 8 stages; use pp=4"),
         ({"strategy": "pipeline:interleaved", "gpus": 3}, "too few for 6 stages; use at most 2 ranks"),
         (
             {"strategy": "pipeline:interleaved:chunks=3", "gpus": 2},
@@ -54,6 +55,7 @@ def test_a_size_that_does_not_divide_is_refused_with_the_numbers(fields, reason)
     [
         {"strategy": "pipeline:gpipe", "gpus": 4},
         {"strategy": "pipeline:gpipe:dp=2", "gpus": 8},
+        {"strategy": "pipeline:gpipe:pp=4", "gpus": 8},
         {"strategy": "pipeline:interleaved", "gpus": 2},
         {"strategy": "tp", "gpus": 4},
         {"strategy": "fsdp:tp=2", "gpus": 6},

@@ -45,7 +45,7 @@ SCHEDULES = [
 ]
 MORE_SCHEDULES = [
     *((3, schedule) for schedule in ("gpipe", "1f1b", "interleaved")),
-    *((4, schedule) for schedule in ("gpipe", "interleaved", "gpipe:dp=2", "interleaved:dp=2")),
+    *((4, schedule) for schedule in ("gpipe", "interleaved", "gpipe:dp=2", "interleaved:pp=2")),
 ]
 DIVIDED = [(2, "zero-bubble:chunks=1"), (3, "zero-bubble"), (3, "zbv"), (4, "zero-bubble:dp=2"), (4, "zbv")]
 MICROBATCHES = {2: 4, 3: 6, 4: 4}

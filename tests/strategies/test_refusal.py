@@ -79,6 +79,8 @@ def cell_of(text: str, **others: object) -> Cell:
         ("strategy=fsdp:tp=2", "use tp,"),
         ("strategy=fsdp:tp=2 gpus=3", "a multiple of 2 ranks, not 3"),
         ("strategy=pipeline:gpipe:dp=3 gpus=8", "a multiple of 3 ranks, not 8"),
+        ("strategy=pipeline:gpipe:pp=3 gpus=8", "a multiple of 3 ranks, not 8"),
+        ("strategy=pipeline:gpipe:pp=2:dp=2 gpus=4", "leave dp out"),
         *(
             (f"strategy={name} gpus=1", f"{name.partition(':')[0]} needs at least 2 ranks; on 1 use single")
             for name in (
