@@ -314,10 +314,11 @@ def sweep() -> None:
     """Clear away the labs of sessions that are gone."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         owner = folder.name.removeprefix(PREFIX).partition("-")[0]
-        mine = folder.stat().st_uid == os.getuid()
-        if mine and owner.isdecimal() and not psutil.pid_exists(int(owner)):
-            end_processes(lambda process, folder=folder: belongs(process, folder))
-            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another session may clear it away meanwhile
+            mine = folder.stat().st_uid == os.getuid()
+            if mine and owner.isdecimal() and not psutil.pid_exists(int(owner)):
+                end_processes(lambda process, folder=folder: belongs(process, folder))
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _free_ports(count: int) -> range:

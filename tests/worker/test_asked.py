@@ -30,11 +30,11 @@ def _parameters_of_seed_0(rank: int, size: int) -> Planted:
 
 
 def _gpipe_in_its_place(rank: int, size: int) -> Planted:
-    return patch.object(pipeline, "Schedule1F1B", pipeline.ScheduleGPipe)
+    return patch.dict(pipeline._KINDS, {"1f1b": pipeline._KINDS["gpipe"]})
 
 
 def _one_f_one_b_in_its_place(rank: int, size: int) -> Planted:
-    return patch.object(pipeline, "ScheduleGPipe", pipeline.Schedule1F1B)
+    return patch.dict(pipeline._KINDS, {"gpipe": pipeline._KINDS["1f1b"]})
 
 
 def _all_activations_kept(rank: int, size: int) -> Planted:
