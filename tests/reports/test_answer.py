@@ -125,6 +125,16 @@ def test_where_no_growth_pays_the_single_device_is_named_with_the_growth(new_stu
     assert "the size to buy in 100 % of resamples: going from 1 to 2 changes throughput by +5 %" in told
 
 
+def test_without_a_baseline_the_others_have_their_rate_of_the_fastest(planted) -> None:
+    [fsdp] = planted.series("weak", "fsdp", [2], batch=8)
+    [ddp] = planted.series("weak", "ddp", [2], batch=8)
+    planted.runs(fsdp, [100.0, 100.2, 99.8])
+    planted.runs(ddp, [100.0, 120.0, 110.0])
+    told = answered(planted.analysed())
+    assert told.startswith("fsdp on 2 ranks (CPU) has ")
+    assert "Not shown to be faster or slower: ddp (90.9 % of its rate)." in told
+
+
 def test_points_of_unequal_global_batches_are_not_compared(new_study, tmp_path) -> None:
     planted = new_study(tmp_path / "study", device="cuda")
     planted.points("single", {1: [10.0, 10.01, 9.99]})

@@ -89,10 +89,8 @@ def times(named: Named) -> Metric | None:
     return claim.claimed.times(named[1].gpus / claim.baseline.cell.gpus)
 
 
-def _figure(times: Metric | None) -> str:
+def _figure(times: Metric) -> str:
     """`1.83, 1.80 to 1.86`."""
-    if times is None:
-        return "no baseline"
     ends = "" if times.low is None or times.high is None else f", {number(times.low)} to {number(times.high)}"
     return f"{number(times.value)}{ends}"
 
@@ -116,7 +114,7 @@ def _others(piece: Piece, lead: Named, smallest: float) -> Iterator[str]:
     others = _beside(piece, lead).get(lead[1].cell.global_batch, [])
     judged = sides([(_sample_ns(lead), _sample_ns(one)) for one in others], smallest)
     by_side = grouped(zip(judged, others, strict=True))
-    if alike := [f"{one[0].key.label} ({_figure(times(one))})" for one in by_side.get(None, ())]:
+    if alike := [f"{one[0].key.label} ({_rate(lead, one)})" for one in by_side.get(None, ())]:
         yield f"not shown to be faster or slower: {listed(alike)}"
     yield from (
         f"faster: {one[0].key.label}, {number(_ratio(lead, one).value)} times"
@@ -129,6 +127,12 @@ def _others(piece: Piece, lead: Named, smallest: float) -> Iterator[str]:
     ]
     if slower:
         yield f"slower: {listed(slower, most=_MOST_OTHERS, last='; ')}"
+
+
+def _rate(lead: Named, one: Named) -> str:
+    """`1.83, 1.80 to 1.86`: the speed-up over the baseline; without a baseline `97.2 % of its rate`."""
+    faster = times(one)
+    return _figure(faster) if faster else f"{percent(_ratio(lead, one).value)} of its rate"
 
 
 def _not_comparable(piece: Piece, lead: Named) -> Iterator[str]:
