@@ -35,6 +35,22 @@ def linear(inputs: int, outputs: int, *, by: Literal["outputs", "inputs"]) -> tu
     return Weight(rows=outputs, columns=inputs, split="rows"), Weight(rows=outputs, split="rows")
 
 
+def joined(first: Part, second: Part) -> Part:
+    """Return both parts as one, which takes the input of the first."""
+    return Part(
+        weights=first.weights + second.weights,
+        saved=_sum(first.saved, second.saved),
+        products=_sum(first.products, second.products),
+        saved_once=first.saved_once + second.saved_once,
+        input=first.input,
+        flops=first.flops + second.flops,
+    )
+
+
+def _sum(first: Saved, second: Saved) -> Saved:
+    return Saved(whole=first.whole + second.whole, split=first.split + second.split)
+
+
 def text_head(weights: tuple[Weight, ...], shape: TextShape, *, kept: int) -> Part:
     """Return the part with the last norm, which saves `kept` values, the vocabulary product and
     cross-entropy."""

@@ -15,6 +15,7 @@ from workloads.datasets.facts import DATASETS
 from workloads.gpt import GPTShape
 from workloads.llama import LlamaShape
 from workloads.mlp import MLPShape
+from workloads.moe import MoEShape
 from workloads.resnet import ResNetShape
 from workloads.shape import Shape, WorkloadFacts
 
@@ -96,6 +97,17 @@ _MOBILE_LLM = replace(
 )
 _GPT_NANO = GPTShape(layers=4, width=128, heads=4, context=64, vocabulary=256, seq=64)
 _LLAMA_NANO = LlamaShape(**vars(_GPT_NANO), kv_heads=2, hidden=352, tied=True)
+_MOE_NANO = MoEShape(**vars(_LLAMA_NANO) | {"hidden": 128}, experts=8, chosen=2)
+_MIXTRAL = MoEShape(
+    **vars(_LLAMA2) | {"kv_heads": 8, "hidden": 14336, "context": 32768, "theta": 1e6}, experts=8, chosen=2
+)
+_MIXTRAL_22B = replace(_MIXTRAL, layers=56, width=6144, heads=48, hidden=16384, context=65536)
+_GRANITE = MoEShape(
+    **vars(_LLAMA2)
+    | {"width": 1536, "heads": 24, "kv_heads": 8, "hidden": 512, "vocabulary": 49155, "tied": True},
+    experts=40,
+    chosen=8,
+)
 _SMALL = replace(_RESNET18, px=32, classes=10)
 _MLP = MLPShape(widths=(784, 512, 256, 10), dropout=0.1)
 _OWN = "your own: MODULE:FUNCTION next to the study file; the function returns a workloads.Workload"
@@ -136,6 +148,23 @@ _MEMBERS = (
     Member("llama-125m", "Llama of MobileLLM-125M's measures, 125 M parameters", _MOBILE_LLM, 4, "adamw"),
     Member("llama-1b", "Llama 3.2 1B, 1.24 G parameters", _LLAMA3_1B, 1, "adamw"),
     Member("llama-7b", "Llama 2 7B, 6.74 G parameters", _LLAMA2, 1, "adamw"),
+    Member(
+        "moe-nano",
+        "mixture of 8 experts, 2 a token, of 4 layers and width 128 over bytes: the mixture for a CPU core",
+        _MOE_NANO,
+        4,
+        "adamw:lr=0.001",
+        cpu_preset=True,
+    ),
+    Member(
+        "granite-3b",
+        "Granite 3.0 3B A800M's measures, 3.30 G parameters, 0.88 G active",
+        _GRANITE,
+        1,
+        "adamw",
+    ),
+    Member("mixtral-8x7b", "Mixtral 8x7B, 46.7 G parameters, 12.9 G active", _MIXTRAL, 1, "adamw"),
+    Member("mixtral-8x22b", "Mixtral 8x22B, 141 G parameters, 39.2 G active", _MIXTRAL_22B, 1, "adamw"),
     Member(
         "mlp",
         "classifier 784-512-256-10 with ReLU and dropout 0.1",

@@ -34,6 +34,13 @@ from workloads.gpt import GPTShape
         ("llama-7b", 6_738_415_616),
         # 256*128 + 4 * (2*128^2 + 2*128*64 + 3*128*352 + 2*128) + 128.
         ("llama-nano", 771_200),
+        # Hugging Face's mistralai/Mixtral-8x7B-v0.1, Mixtral-8x22B-v0.1 and ibm-granite/
+        # granite-3.0-3b-a800m-base, num_parameters().
+        ("mixtral-8x7b", 46_702_792_704),
+        ("mixtral-8x22b", 140_620_634_112),
+        ("granite-3b", 3_298_793_472),
+        # 256*128 + 4 * (2*128^2 + 2*128*64 + 8*128 + 8*3*128*128 + 2*128) + 128.
+        ("moe-nano", 1_807_488),
         # 785*512 + 513*256 + 257*10.
         ("mlp", 535_818),
     ],

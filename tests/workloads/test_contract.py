@@ -25,6 +25,7 @@ from workloads.datasets.facts import DATASETS
 from workloads.gpt import GPTShape
 from workloads.llama import LlamaShape
 from workloads.mlp import MLPShape
+from workloads.moe import MoEShape
 from workloads.resnet import ResNetShape
 from workloads.shape import Shape, WorkloadFacts
 from workloads.workload import Batch, Workload
@@ -45,6 +46,7 @@ GPT = GPTShape(layers=3, width=24, heads=4, context=20, vocabulary=37, seq=11)
 LLAMA = LlamaShape(
     layers=2, width=32, heads=4, kv_heads=2, hidden=44, context=64, vocabulary=29, seq=13, tied=True
 )
+MOE = MoEShape(**vars(LLAMA) | {"hidden": 12}, experts=6, chosen=2)
 RESNET = ResNetShape(blocks=(2, 1, 1, 2), bottleneck=False, px=48, classes=7)
 SHAPES: dict[str, Shape] = {
     "gpt": GPT,
@@ -55,6 +57,10 @@ SHAPES: dict[str, Shape] = {
     "llama-untied": replace(LLAMA, tied=False, kv_heads=4),
     "llama-one-key": replace(LLAMA, kv_heads=1, hidden=8, seq=40),
     "llama-padded": replace(LLAMA, pad_vocabulary=8, tied=False),
+    "moe": MOE,
+    "moe-not-renormalised": replace(MOE, renormalised=False, chosen=3, kv_heads=4),
+    "moe-balanced": replace(MOE, routing="balanced", tied=False),
+    "moe-skewed": replace(MOE, routing="skewed", skew=3),
     "resnet": RESNET,
     "resnet-odd": replace(RESNET, px=75),
     "resnet-bottleneck": replace(RESNET, bottleneck=True, blocks=(1, 2, 1, 1)),

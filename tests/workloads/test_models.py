@@ -17,7 +17,13 @@ from workloads.resnet.model import Bottleneck
 @pytest.mark.parametrize(
     ("name", "classes", "most"),
     # Kaiming's ResNet starts a good deal above a model that knows nothing.
-    [("gpt-nano", 256, 1.05), ("llama-nano", 256, 1.05), ("mlp", 10, 1.05), ("resnet18-32px", 10, 1.6)],
+    [
+        ("moe-nano", 256, 1.05),
+        ("gpt-nano", 256, 1.05),
+        ("llama-nano", 256, 1.05),
+        ("mlp", 10, 1.05),
+        ("resnet18-32px", 10, 1.6),
+    ],
 )
 def test_the_first_loss_is_that_of_a_model_that_knows_nothing(name, classes, most) -> None:
     torch.manual_seed(0)
@@ -60,7 +66,7 @@ def test_a_gpt_starts_as_gpt2_says() -> None:
     assert not module.get_parameter("h.3.mlp.c_proj.bias").any()
 
 
-@pytest.mark.parametrize("name", ["gpt-nano", "llama-nano"])
+@pytest.mark.parametrize("name", ["gpt-nano", "llama-nano", "moe-nano"])
 def test_a_language_model_does_not_look_ahead(name) -> None:
     torch.manual_seed(0)
     module = build_workload(name).module.eval()

@@ -6,6 +6,9 @@ Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288. Modules are named as
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,16 +23,19 @@ NORM_EPSILON = 1e-5
 
 def build_llama(shape: LlamaShape) -> Workload:
     """Build the language model with its cross-entropy, for samples of `shape.seq` tokens."""
-    return language_model(Llama(shape), shape, _layout(shape))
-
-
-def _layout(shape: LlamaShape) -> ModelLayout:
-    blocks = tuple(f"layers.{layer}" for layer in range(shape.layers))
-    projections = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
     splits = (
-        *(LinearSplit(name=name, by="outputs") for name in projections),
-        LinearSplit(name="self_attn.o_proj", by="inputs"),
+        *(LinearSplit(name=name, by="outputs") for name in ("mlp.gate_proj", "mlp.up_proj")),
         LinearSplit(name="mlp.down_proj", by="inputs"),
+    )
+    return language_model(Llama(shape), shape, layout_of(shape, splits))
+
+
+def layout_of(shape: LlamaShape, splits: Sequence[LinearSplit] = ()) -> ModelLayout:
+    """Return the layout of a `Llama`, with the splits inside of an MLP."""
+    blocks = tuple(f"layers.{layer}" for layer in range(shape.layers))
+    attention = (
+        *(LinearSplit(name=f"self_attn.{name}_proj", by="outputs") for name in ("q", "k", "v")),
+        LinearSplit(name="self_attn.o_proj", by="inputs"),
     )
     return ModelLayout(
         blocks=blocks,
@@ -38,7 +44,7 @@ def _layout(shape: LlamaShape) -> ModelLayout:
         head=("norm", "lm_head"),
         sample=(shape.seq,),
         sample_type="int64",
-        splits=splits_of(blocks, splits),
+        splits=splits_of(blocks, (*attention, *splits)),
         heads=tuple(f"{block}.self_attn.{name}" for block in blocks for name in ("heads", "kv_heads")),
     )
 
@@ -123,14 +129,14 @@ class GatedMLP(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """Attention and MLP, each added to its input."""
+    """Attention and an MLP, each added to its input."""
 
-    def __init__(self, shape: LlamaShape) -> None:
+    def __init__(self, shape: LlamaShape, mlp: Callable[[Any], nn.Module] = GatedMLP) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(shape.width)
         self.self_attn = GroupedAttention(shape)
         self.post_attention_layernorm = RMSNorm(shape.width)
-        self.mlp = GatedMLP(shape)
+        self.mlp = mlp(shape)
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), positions)
@@ -141,10 +147,10 @@ class LlamaBlock(nn.Module):
 class Llama(nn.Module):
     """Tokens (n, seq) to logits (n, seq, rows)."""
 
-    def __init__(self, shape: LlamaShape) -> None:
+    def __init__(self, shape: LlamaShape, block: Callable[[Any], nn.Module] = LlamaBlock) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.rows, shape.width)
-        self.layers = nn.ModuleList(LlamaBlock(shape) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(block(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.width)
         self.lm_head = nn.Linear(shape.width, shape.rows, bias=False)
         if shape.tied:

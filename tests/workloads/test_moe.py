@@ -1,0 +1,123 @@
+"""A mixture of experts against a plain loop, and the routings against their stated loads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from results.errors import SpecError
+from workloads.catalog import WORKLOADS, shape_of
+from workloads.moe import MoEShape
+from workloads.moe.model import SparseMLP, forced_experts
+
+SMALL = MoEShape(
+    layers=1,
+    width=12,
+    heads=2,
+    kv_heads=2,
+    hidden=10,
+    context=48,
+    vocabulary=20,
+    seq=24,
+    tied=True,
+    experts=6,
+    chosen=2,
+)
+
+
+def _one_token(layer: SparseMLP, token: Tensor, experts: list[int]) -> Tensor:
+    """The weighted sum over a token's experts, (width,) in float64."""
+    shape, scores = layer.shape, torch.softmax(layer.gate.weight @ token, dim=0)
+    weights = scores[experts] / (scores[experts].sum() if shape.renormalised else 1)
+    out = torch.zeros_like(token)
+    for weight, expert in zip(weights, experts, strict=True):
+        first = layer.experts.gate_up_proj[2 * shape.hidden * expert :][: 2 * shape.hidden]
+        last = layer.experts.down_proj[shape.width * expert :][: shape.width]
+        gate, up = (first @ token).chunk(2)
+        out = out + weight * (last @ (F.silu(gate) * up))
+    return out
+
+
+@pytest.mark.parametrize("how", [{}, {"renormalised": False, "chosen": 3}, {"routing": "skewed", "skew": 3}])
+def test_a_layer_is_the_weighted_sum_of_each_tokens_experts(how) -> None:
+    torch.manual_seed(0)
+    shape = replace(SMALL, **how)
+    layer = SparseMLP(shape).double()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    x = torch.randn(3, 24, 12, dtype=torch.float64, requires_grad=True)
+    forced = forced_experts(shape, torch.arange(24)).tolist()
+
+    def expected() -> Tensor:
+        rows = []
+        for place, token in enumerate(x.flatten(0, 1)):
+            best = (layer.gate.weight @ token).topk(shape.chosen).indices.tolist()
+            rows.append(_one_token(layer, token, forced[place % 24] if shape.routing == "skewed" else best))
+        return torch.stack(rows).view_as(x)
+
+    # The weights are computed in single precision.
+    near = {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(layer(x), expected(), **near)
+    every = (x, *layer.parameters())
+    ours, theirs = (torch.autograd.grad(out.square().sum(), every) for out in (layer(x), expected()))
+    torch.testing.assert_close(ours, theirs, **near | {"atol": 1e-4})
+
+
+def test_an_expert_without_tokens_has_a_gradient_of_zero() -> None:
+    torch.manual_seed(0)
+    layer = SparseMLP(SMALL)
+    # A constant token, so that all choose the same two experts.
+    layer(torch.ones(2, 24, 12)).sum().backward()
+    assert layer.experts.down_proj.grad is not None
+    used = layer.experts.down_proj.grad.view(6, -1).abs().sum(1) > 0
+    assert used.sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("how", "busiest"),
+    [
+        ({"routing": "balanced"}, 8),
+        # 48 choices in all, 8 on average: at 3 times all tokens choose the busiest.
+        ({"routing": "skewed", "skew": 3}, 24),
+        ({"routing": "skewed", "skew": 2}, 16),
+        ({"routing": "skewed", "skew": 2, "experts": 12}, 8),
+    ],
+)
+def test_forced_loads_are_those_that_are_stated(how, busiest) -> None:
+    shape = replace(SMALL, **how)
+    chosen = forced_experts(shape, torch.arange(24))
+    assert all(len(set(one)) == len(one) for one in chosen.tolist())
+    first, *others = torch.bincount(chosen.flatten(), minlength=shape.experts).tolist()
+    assert first == busiest
+    assert max(others) - min(others) <= (shape.chosen if shape.routing == "skewed" else 0)
+    # A rank with a part of the sample has the choices of its positions.
+    torch.testing.assert_close(forced_experts(shape, torch.arange(7, 15)), chosen[7:15])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("moe-nano:skew=3", "skew needs routing=skewed"),
+        ("moe-nano:routing=skewed:skew=5", "at most 4 times the mean, not 5"),
+        ("mixtral-8x7b:seq=40000", "at most its context"),
+    ],
+)
+def test_a_routing_that_cannot_be_is_refused(text, words) -> None:
+    with pytest.raises(SpecError, match=words):
+        shape_of(WORKLOADS.parse(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "active"),
+    # The model cards: "12.9B", "39B" and "800M" of active parameters.
+    [("mixtral-8x7b", 12_879_925_248), ("mixtral-8x22b", 39_152_031_744), ("granite-3b", 882_874_368)],
+)
+def test_the_active_parameters_are_those_of_the_model_cards(text, active) -> None:
+    shape = shape_of(WORKLOADS.parse(text))
+    assert isinstance(shape, MoEShape)
+    idle = shape.layers * (shape.experts - shape.chosen) * 3 * shape.width * shape.hidden
+    assert shape.parts().values - idle == active

@@ -1,0 +1,95 @@
+"""A mixture of experts: its measures and closed forms. A Llama whose MLP is one of several experts for each
+token: Jiang et al. 2024, arXiv:2401.04088 (Mixtral)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, Self
+
+from results.errors import SpecError
+from results.parts import VALUE_BYTES, Part, Saved, Weight
+from results.spec import Option, Spec
+from workloads.activations import INDEX_BYTES
+from workloads.llama import LlamaShape
+from workloads.shape import WorkloadFacts
+
+Routing = Literal["learned", "balanced", "skewed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoEShape(LlamaShape):
+    """The measures of a mixture of experts; `hidden` is the width between the matrices of one expert."""
+
+    experts: int
+    chosen: int
+    """The number of experts of a token."""
+    renormalised: bool = True
+    """Whether the weights of a token's experts are divided by their sum."""
+    routing: Routing = "learned"
+    """How a token's experts are chosen: `learned` by the largest scores of the router, `balanced` evenly by
+    the position of the token, `skewed` with one expert that has `skew` times the mean. The weights are those
+    of the router in all three."""
+    skew: int = 2
+
+    @property
+    def options(self) -> Mapping[str, Option]:
+        routing = Option(
+            kind="str",
+            default=self.routing,
+            choices=("learned", "balanced", "skewed"),
+            help="how tokens choose experts: learned, balanced (an upper bound of speed) or skewed",
+        )
+        skew = Option(
+            kind="int",
+            default=self.skew,
+            minimum=2,
+            help="with routing=skewed: the tokens of the busiest expert, in means of all experts",
+        )
+        return MappingProxyType({**super().options, "routing": routing, "skew": skew})
+
+    def of(self, spec: Spec) -> Self:
+        """Return the shape with these options. Raises SpecError as a text's shape does, and for a skew that
+        is not used or that needs more tokens than there are."""
+        shape = super().of(spec)
+        if shape.routing != "skewed":
+            if shape.skew != self.skew:
+                raise SpecError(f"workload {spec.name}: skew needs routing=skewed: leave skew out")
+        elif shape.skew * shape.chosen > shape.experts:
+            raise SpecError(
+                f"workload {spec.name}: each token chooses {shape.chosen} of {shape.experts} experts, so "
+                f"that one has at most {shape.experts // shape.chosen} times the mean, not {shape.skew}"
+            )
+        return shape
+
+    def facts(self) -> WorkloadFacts:
+        return self.text_facts(
+            family="moe",
+            builder="workloads.moe.model:build_moe",
+            parts=self.parts(),
+            heads=(self.heads, self.kv_heads),
+        )
+
+    def mlp(self) -> Part:
+        """Return the second norm, the router and E experts: d E + 3 E d H parameters. Each token is computed
+        by k of them: 2 T (d E + 3 k d H) FLOPs.
+
+        The router saves its E probabilities and, of k experts, their weights (twice and their sum, if these
+        are renormalised). Each token has three indices of eight bytes an expert: which it is, its place in
+        the order of experts, and the way back. An expert saves its input, 4 H values and its result.
+        """
+        t, d, hidden, experts, chosen = self.seq, self.width, self.hidden, self.experts, self.chosen
+        weights = 2 * chosen + 1 if self.renormalised else chosen
+        kept = 3 * d + 1 + experts + weights + chosen * (2 * d + 4 * hidden)
+        return Part(
+            weights=(
+                Weight(rows=d),
+                Weight(rows=experts, columns=d),
+                Weight(rows=experts * 2 * hidden, columns=d),
+                Weight(rows=experts * d, columns=hidden),
+            ),
+            saved=Saved(whole=t * (VALUE_BYTES * kept + INDEX_BYTES * 3 * chosen)),
+            products=Saved(whole=VALUE_BYTES * t * (experts + chosen * (2 * hidden + d))),
+            flops=2 * t * (d * experts + chosen * 3 * d * hidden),
+        )

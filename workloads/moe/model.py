@@ -1,0 +1,121 @@
+"""A mixture of experts from scratch: a Llama whose MLP is, for each token, k of E experts.
+
+Jiang et al. 2024, arXiv:2401.04088. No token is dropped. Modules are named as in Hugging Face's Mixtral; the
+matrices of all experts of a layer are one parameter, expert after expert along its first dimension, so that
+shards are equal for any number of experts.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workloads.gpt.model import language_model
+from workloads.llama.model import Llama, LlamaBlock, layout_of
+from workloads.moe import MoEShape
+from workloads.workload import Workload
+
+
+def build_moe(shape: MoEShape) -> Workload:
+    """Build the language model with its cross-entropy, for samples of `shape.seq` tokens."""
+    return language_model(Llama(shape, MoEBlock), shape, layout_of(shape))
+
+
+def forced_experts(shape: MoEShape, positions: Tensor) -> Tensor:
+    """Return the experts (tokens, k) of tokens at `positions` (tokens,) of a sample, by `balanced` or
+    `skewed` routing.
+
+    Experts take turns. With `skewed`, expert 0 has `skew * k / E` of the tokens, spread evenly, and the
+    others take turns at the rest.
+    """
+    turns = torch.arange(shape.chosen, device=positions.device)
+    begun = positions[:, None] * shape.chosen + turns
+    if shape.routing == "balanced":
+        return begun % shape.experts
+    chosen = 1 + begun % (shape.experts - 1)
+    busy = shape.skew * shape.chosen
+    takes = (positions + 1) * busy // shape.experts > positions * busy // shape.experts
+    chosen[:, 0] = torch.where(takes, 0, chosen[:, 0])
+    return chosen
+
+
+class Experts(nn.Module):
+    """E gated MLPs with SiLU (Shazeer, arXiv:2002.05202), whose matrices lie one after another."""
+
+    def __init__(self, shape: MoEShape) -> None:
+        super().__init__()
+        self.count = shape.experts
+        self.gate_up_proj = nn.Parameter(torch.empty(shape.experts * 2 * shape.hidden, shape.width))
+        self.down_proj = nn.Parameter(torch.empty(shape.experts * shape.width, shape.hidden))
+        # As the MLPs of the other models: less for what adds to the residual stream.
+        nn.init.normal_(self.gate_up_proj, std=0.02)
+        nn.init.normal_(self.down_proj, std=0.02 / math.sqrt(2 * shape.layers))
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """Map rows (tokens, width) of expert 0, of expert 1 and so on; counts (E,) of each expert's rows."""
+        # The meta device has no numbers of rows; any division of them costs as many FLOPs.
+        sizes = _even(len(rows), self.count) if counts.is_meta else counts.tolist()
+        gate, up = self._products(rows, self.gate_up_proj, sizes).chunk(2, dim=-1)
+        return self._products(F.silu(gate) * up, self.down_proj, sizes)
+
+    def _products(self, rows: Tensor, weight: Tensor, sizes: list[int]) -> Tensor:
+        each = weight.view(self.count, -1, weight.shape[1]).unbind()
+        return torch.cat(
+            [F.linear(own, one) for own, one in zip(torch.split(rows, sizes), each, strict=True)]
+        )
+
+
+def _even(rows: int, experts: int) -> list[int]:
+    each, rest = divmod(rows, experts)
+    return [each + (expert < rest) for expert in range(experts)]
+
+
+class SparseMLP(nn.Module):
+    """The router and the experts of one layer."""
+
+    def __init__(self, shape: MoEShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.gate = nn.Linear(shape.width, shape.experts, bias=False)
+        self.experts = Experts(shape)
+
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        tokens = x.flatten(0, 1)
+        weights, chosen = self._route(tokens, len(x), positions)
+        order = chosen.flatten().argsort(stable=True)
+        experts = torch.arange(self.shape.experts, device=x.device)
+        counts = (chosen.reshape(-1, 1) == experts).sum(0)
+        results = self.experts(tokens[order // self.shape.chosen], counts)
+        # A token's results stand side by side, so that their sum has one order.
+        own = results[order.argsort()].view(*chosen.shape, -1)
+        y: Tensor = (own * weights[..., None].to(own.dtype)).sum(1).view(x.shape)
+        return y
+
+    def _route(self, tokens: Tensor, samples: int, positions: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the weights and the experts of tokens (n * seq, width), (n * seq, k) each."""
+        scores = self.gate(tokens).softmax(-1, dtype=torch.float32)
+        if self.shape.routing == "learned":
+            weights, chosen = scores.topk(self.shape.chosen)
+        else:
+            if positions is None:
+                positions = torch.arange(len(tokens) // samples, device=tokens.device)
+            chosen = forced_experts(self.shape, positions).repeat(samples, 1)
+            weights = scores.gather(1, chosen)
+        if self.shape.renormalised:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return weights, chosen
+
+
+class MoEBlock(LlamaBlock):
+    """Attention and experts, each added to its input."""
+
+    def __init__(self, shape: MoEShape) -> None:
+        super().__init__(shape, SparseMLP)
+
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), positions)
+        y: Tensor = x + self.mlp(self.post_attention_layernorm(x), positions)
+        return y
