@@ -90,6 +90,13 @@ class Part:
         return sum(weight.values for weight in self.weights)
 
     @cached_property
+    def split_sums(self) -> tuple[int, int]:
+        """The number of layers whose results tensor parallelism sums, and how many of these are before the
+        part's last matrix."""
+        matrices = [weight.split for weight in self.weights if weight.columns > 1]
+        return matrices.count("columns"), matrices[:-1].count("columns")
+
+    @cached_property
     def trained(self) -> Part:
         """The part with only its trained weights."""
         return replace(self, weights=tuple(weight for weight in self.weights if weight.trained))

@@ -80,9 +80,9 @@ def activation_messages(
     sequence: bool,
 ) -> Iterator[Term]:
     """Yield the sums of activations: each block needs two in forward, and two of gradients in backward
-    (Shoeybi et al. 2019, arXiv:1909.08053, section 3); checkpointing repeats the forward pass up to the input
-    of the last product, and so one of them. `checkpoints` returns whether the strategy itself recomputes a
-    block, given by its index.
+    (Shoeybi et al. 2019, arXiv:1909.08053, section 3), one if only its attention is split; checkpointing
+    repeats the forward pass up to the input of the last product, and so the sums before it. `checkpoints`
+    returns whether the strategy itself recomputes a block, given by its index.
 
     With `sequence` a rank receives the sums of its part of the tokens, and gathers tokens as often
     (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2). The output of the last block is gathered once
@@ -92,13 +92,15 @@ def activation_messages(
     along: Receivers = ("tensor", groups.tensor)
     each = cell.batch_per_replica / groups.context
 
-    def total(what: str, collective: Collective, repeated: int, ends: Sequence[Part], ranks: int) -> Term:
-        """Return four messages of each block's input in each micro-batch, `repeated` more of a block that is
-        recomputed, and one of each of `ends`; `ranks`: those over which a payload is divided."""
-        recomputed = (
-            bool(cell.activation_checkpointing or checkpoints(at)) for at in range(len(parts.blocks))
-        )
-        times = [4 + repeated * again for again in recomputed]
+    def total(what: str, collective: Collective, repeats: bool, ends: Sequence[Part], ranks: int) -> Term:
+        """Return two messages of a block's input for each of its sums in each micro-batch, one more of those
+        that are recomputed (with `repeats` the last too), and one of each of `ends`; `ranks`: those over
+        which a payload is divided."""
+        times = []
+        for at, block in enumerate(parts.blocks):
+            sums, before = block.split_sums
+            again = bool(cell.activation_checkpointing or checkpoints(at))
+            times.append(2 * sums + (sums if repeats else before) * again)
         size = sum(many * block.input for many, block in zip(times, parts.blocks, strict=True))
         payload = each / ranks * (size + sum(part.input for part in ends))
         return term(
@@ -106,10 +108,10 @@ def activation_messages(
         )
 
     summed: Collective = "reduce-scatter" if sequence and cell.backend == "nccl" else "all-reduce"
-    yield total("activations", summed, 1, (), 1)
+    yield total("activations", summed, False, (), 1)
     if sequence:
         gathered = parts.blocks[-1:] + parts.blocks[:1] * bool(parts.trained.stem.values)
-        yield total("tokens", "all-gather", 2, gathered, groups.tensor)
+        yield total("tokens", "all-gather", True, gathered, groups.tensor)
         yield from _sums_of_gradients(parts, groups)
 
 

@@ -24,6 +24,8 @@ from workloads.gpt import GPTShape
 from workloads.gpt.model import build_gpt
 from workloads.llama import LlamaShape
 from workloads.llama.model import build_llama
+from workloads.moe import MoEShape
+from workloads.moe.model import build_moe
 from workloads.workload import Workload
 
 BLOCK = Part(
@@ -205,6 +207,7 @@ MODELS: dict[str, Any] = {
     "gpt": (GPT, build_gpt),
     "llama": (LLAMA, build_llama),
     "untied": (replace(LLAMA, layers=4, tied=False), build_llama),
+    "moe": (MoEShape(**vars(LLAMA), experts=4, chosen=2), build_moe),
 }
 COUNTED: list[Any] = [
     (2, "ddp", "gpt", {}),
@@ -219,6 +222,8 @@ COUNTED: list[Any] = [
     (2, "tp:sequence=true", "llama", {"accumulation": 2}),
     pytest.param(4, "fsdp:tp=2:sequence=true", "llama", {"accumulation": 2}, marks=pytest.mark.slow),
     (4, "manual:keep*3+reshard.checkpoint:cp=2:tp=2:sequence=true", "gpt", {}),
+    (2, "tp", "moe", {"activation_checkpointing": True}),
+    pytest.param(2, "tp:sequence=true", "moe", {"activation_checkpointing": True}, marks=pytest.mark.slow),
     (2, "pipeline:1f1b", "gpt", {"accumulation": 2}),
     pytest.param(2, "pipeline:gpipe", "llama", {}, marks=pytest.mark.slow),
     (2, "pipeline:zero-bubble", "gpt", {"accumulation": 2}),

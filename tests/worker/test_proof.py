@@ -96,7 +96,7 @@ EVERY = ("ddp", "zero1", "scratch-ddp", "fsdp", "fsdp:reshard=false", "scratch-f
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", EVERY)
-@pytest.mark.parametrize("workload", ["mlp", "resnet18-32px", "gpt-nano", "llama-nano"])
+@pytest.mark.parametrize("workload", ["mlp", "resnet18-32px", "gpt-nano", "llama-nano", "moe-nano"])
 def test_these_cells_have_the_bits_of_a_serial_loop(proofs, workload, strategy) -> None:
     fields = {"workload": workload, "micro_batch": 2, "optimizer": "adamw:lr=0.001", "strategy": strategy}
     found = proofs(2, fields)[0]

@@ -27,6 +27,7 @@ DOUBLES: Fields = GPT | {"workload": "py:proof_models:gpt_of_doubles"}
 SGD: Fields = GPT | {"optimizer": "sgd:lr=0.05"}
 PIPELINE: Fields = GPT | {"strategy": "pipeline:1f1b:microbatches=2", "micro_batch": 2}
 NANO: Fields = {"workload": "llama-nano:seq=16", "micro_batch": 4, "optimizer": "adamw:lr=0.001"}
+MIXTURE: Fields = NANO | {"workload": "moe-nano:routing=skewed:seq=16"}
 DIVIDED: Fields = NANO | {"strategy": "pipeline:zero-bubble"}
 FOLDED: Fields = DIVIDED | {"strategy": "pipeline:zbv"}
 RESNET: Fields = {"workload": "resnet18-32px", "micro_batch": 4, "optimizer": "sgd:lr=0.002"}
@@ -58,6 +59,9 @@ COARSE = "gradients agree within 0.03 of their L2 norm, parameter by parameter"
         (2, GPT | {"strategy": "tp", "clip_norm": 0.1}, 1, EACH),
         (2, GPT | {"strategy": "tp", "precision": "bf16"}, 1, COARSE),
         (4, GPT | {"strategy": "fsdp:tp=2"}, 2, EACH),
+        (2, MIXTURE | {"strategy": "tp"}, 1, EACH),
+        (2, MIXTURE | {"strategy": "fsdp:cp=2"}, 1, EACH),
+        (2, MIXTURE | {"strategy": "pipeline:1f1b"}, 1, EACH),
         (2, PIPELINE | TWICE_CLIPPED, 1, EACH),
         (2, PIPELINE | {"strategy": "pipeline:gpipe:microbatches=2", "optimizer": "sgd:lr=0.05"}, 1, EACH),
         pytest.param(

@@ -11,8 +11,10 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
+from results.errors import UsageError
 from workloads.gpt.model import language_model
 from workloads.llama.model import Llama, LlamaBlock, layout_of
 from workloads.moe import MoEShape
@@ -56,8 +58,9 @@ class Experts(nn.Module):
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Map rows (tokens, width) of expert 0, of expert 1 and so on; counts (E,) of each expert's rows."""
-        # The meta device has no numbers of rows; any division of them costs as many FLOPs.
-        sizes = _even(len(rows), self.count) if counts.is_meta else counts.tolist()
+        # Without values there are no numbers of rows; any division of them costs as many FLOPs.
+        without = counts.is_meta or isinstance(counts, FakeTensor)
+        sizes = _even(len(rows), self.count) if without else counts.tolist()
         gate, up = self._products(rows, self.gate_up_proj, sizes).chunk(2, dim=-1)
         return self._products(F.silu(gate) * up, self.down_proj, sizes)
 
@@ -102,6 +105,12 @@ class SparseMLP(nn.Module):
         else:
             if positions is None:
                 positions = torch.arange(len(tokens) // samples, device=tokens.device)
+                if len(positions) != self.shape.seq:
+                    raise UsageError(
+                        f"routing={self.shape.routing} chooses experts by the position of a token, and a "
+                        f"rank has {len(positions)} tokens of {self.shape.seq}: leave sequence=true out, or "
+                        f"use routing=learned"
+                    )
             chosen = forced_experts(self.shape, positions).repeat(samples, 1)
             weights = scores.gather(1, chosen)
         if self.shape.renormalised:
