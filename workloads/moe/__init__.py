@@ -29,8 +29,8 @@ class MoEShape(LlamaShape):
     """Whether the weights of a token's experts are divided by their sum."""
     routing: Routing = "learned"
     """How a token's experts are chosen: `learned` by the largest scores of the router, `balanced` evenly by
-    the position of the token, `skewed` with one expert that has `skew` times the mean. The weights are those
-    of the router in all three."""
+    the position of the token, `skewed` with one expert that has `skew` times the mean. Their weights
+    are the scores of the router in all three."""
     skew: int = 2
 
     @property

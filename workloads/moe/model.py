@@ -33,8 +33,8 @@ def forced_experts(shape: MoEShape, positions: Tensor) -> Tensor:
     Experts take turns. With `skewed`, expert 0 has `skew * k / E` of the tokens, spread evenly, and the
     others take turns at the rest.
     """
-    turns = torch.arange(shape.chosen, device=positions.device)
-    begun = positions[:, None] * shape.chosen + turns
+    numbers = torch.arange(shape.chosen, device=positions.device)
+    begun = positions[:, None] * shape.chosen + numbers
     if shape.routing == "balanced":
         return begun % shape.experts
     chosen = 1 + begun % (shape.experts - 1)
