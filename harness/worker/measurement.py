@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import closing, nullcontext
 from dataclasses import replace
+from statistics import fmean
 
 import msgspec
 
@@ -35,7 +36,8 @@ from harness.worker.rank.network import read_transports
 from harness.worker.rank.process import tune_kernels
 from harness.worker.rank.usage import ForeignCpu
 from harness.worker.turns import Turns
-from results.record import StepColumns, Work
+from results.record import STAGE_PARTS, StageTimes, StepColumns, Work
+from strategies.catalog import STRATEGIES
 from workloads.catalog import WORKLOADS, facts
 from workloads.datasets.facts import DATASETS, Own
 
@@ -248,6 +250,7 @@ class Measurement:
         except TooManyOperationsError as error:
             run.absent["recorded"] = str(error)
             return
+        recorded = msgspec.structs.replace(recorded, bubble_replayed=self._replayed_bubble(recorded.stages))
         node_size = self._built.setup.node_size
         run.require(other_collective(self._cell, node_size, recorded.operations))
         kernels, period = None, self._built.trainer.model.period
@@ -258,3 +261,17 @@ class Measurement:
             if kernels is None:
                 run.absent["kernels"] = "the profiler saw no kernel"
         run.found["recorded"] = msgspec.structs.replace(recorded, kernels=kernels)
+
+    def _replayed_bubble(self, own: list[StageTimes]) -> float | None:
+        """Return the bubble of the cell's schedule with the times of all stages; collective."""
+        control, cell = self._around.control, self._cell
+        [last] = control.largest([max((times.stage for times in own), default=-1)])
+        if last < 0:
+            return None
+        keys = [(stage, part) for stage in range(int(last) + 1) for part in STAGE_PARTS]
+        mine = {(times.stage, part): ns for times in own for part, ns in times.part_ns.items()}
+        every = zip(*control.of_all([mine.get(key, -1) for key in keys]), strict=True)
+        found = {key: [ns for ns in of_ranks if ns >= 0] for key, of_ranks in zip(keys, every, strict=True)}
+        seconds = {key: fmean(known) / 1e9 for key, known in found.items() if known}
+        seconds[int(last), "forward"] += seconds.get((int(last), "loss"), 0.0)
+        return STRATEGIES.facts(cell.strategy).replayed_bubble(cell.gpus, seconds)
