@@ -79,8 +79,8 @@ class GroupLayout(msgspec.Struct, frozen=True, kw_only=True):
         return list(groups.values())
 
     def dimension(self, ranks: Sequence[int]) -> Dimension | None:
-        """The dimension in which the ranks of a group differ; None if they exchange along several, as where
-        the shards lie on nothing but the ranks of one sequence."""
+        """The dimension in which the ranks of a group differ; None if they differ in several, or if two
+        dimensions have this group, because shards lie on nothing but the ranks of one sequence."""
         places = [self.place(rank) for rank in ranks]
         apart = [one for one in DIMENSIONS if len({place[one] for place in places}) > 1]
         if apart == ["shard", "context"]:

@@ -62,9 +62,8 @@ class DimensionSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     name: Dimension | None
     """None: groups whose ranks differ in several dimensions."""
-    count: float
     payload_bytes: float
-    """Bytes of one rank."""
+    """Bytes that one rank hands over."""
     transfer_ns: float | None
     """Sum of the shortest durations of the collectives; None without collectives."""
     wait_ns: float | None

@@ -221,7 +221,7 @@ class CellCommunication(OfCell):
         return fmean(values) if values and None not in values else None
 
 
-_SUMMED = ("count", "payload_bytes", "transfer_ns", "wait_ns")
+_SUMMED = ("payload_bytes", "transfer_ns", "wait_ns")
 
 
 def _mean(of_runs: Sequence[DimensionSummary], field: str) -> Any:

@@ -157,11 +157,13 @@ def _by_dimension(matched: Matched, layout: GroupLayout) -> Iterator[DimensionSu
         rows = np.isin(matched.group, [at for at, own in enumerate(of_group) if own == name])
         if rows.any():
             some = rows & matched.collective
+            sent = rows & ~np.isin(
+                matched.name, [at for at, own in enumerate(matched.names) if own == "recv"]
+            )
             transfer, duration = (int(ns[some].sum()) for ns in (matched.transfer_ns, matched.duration_ns))
             yield DimensionSummary(
                 name=name,
-                count=int(rows.sum()) / cells,
-                payload_bytes=int(matched.payload_bytes[rows].sum()) / cells,
+                payload_bytes=int(matched.payload_bytes[sent].sum()) / cells,
                 transfer_ns=transfer / cells if some.any() else None,
                 wait_ns=(duration - transfer) / cells if some.any() else None,
             )
