@@ -80,17 +80,17 @@ class KernelTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 STAGE_PARTS = ("forward", "loss", "backward", "input", "weights")
-"""What a stage of a pipeline computes of a microbatch: the last one has a loss, and a schedule that divides
-the backward pass has the gradients of the input and of the weights instead of `backward`."""
+"""The parts of a microbatch's pass through a stage of a pipeline. The last stage has a loss, and a schedule
+that divides the backward pass has the gradients of input and weights instead of `backward`."""
 
 
 class StageTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """What one microbatch took in one stage of this rank, without waiting for messages: the mean over the
-    recorded steps."""
+    """The mean times of one microbatch in one stage of this rank, over the recorded steps, without the waits
+    for messages."""
 
     stage: int
     part_ns: dict[str, int]
-    """By the names of `STAGE_PARTS`."""
+    """The time of each of `STAGE_PARTS` that the stage has."""
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from statistics import fmean
+from itertools import product
 
 import msgspec
+import numpy as np
 
 from harness.worker.cell.memory import reset_peaks
 from harness.worker.cell.model_parts import count_flops
@@ -268,10 +270,11 @@ class Measurement:
         [last] = control.largest([max((times.stage for times in own), default=-1)])
         if last < 0:
             return None
-        keys = [(stage, part) for stage in range(int(last) + 1) for part in STAGE_PARTS]
+        keys = list(product(range(int(last) + 1), STAGE_PARTS))
         mine = {(times.stage, part): ns for times in own for part, ns in times.part_ns.items()}
-        every = zip(*control.of_all([mine.get(key, -1) for key in keys]), strict=True)
-        found = {key: [ns for ns in of_ranks if ns >= 0] for key, of_ranks in zip(keys, every, strict=True)}
-        seconds = {key: fmean(known) / 1e9 for key, known in found.items() if known}
-        seconds[int(last), "forward"] += seconds.get((int(last), "loss"), 0.0)
+        every = control.of_all([mine.get(key, math.nan) for key in keys])
+        # The mean over the ranks that have the stage: NaN, which nothing asks for, where none has the part.
+        means = np.ma.masked_invalid(every).mean(axis=0).filled(math.nan) / 1e9
+        seconds = dict(zip(keys, means.tolist(), strict=True))
+        seconds[int(last), "forward"] += seconds[int(last), "loss"]
         return STRATEGIES.facts(cell.strategy).replayed_bubble(cell.gpus, seconds)

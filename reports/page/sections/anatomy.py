@@ -197,8 +197,8 @@ DEFINITIONS = (
             "<em>several</em>. Its transfer is its shortest duration over the ranks, its wait the rest, both "
             "recorded, exposed or not. <em>Stages waited</em>: for messages of other stages, the bubble "
             "included. <em>Exposed</em>: transfer, wait and bubble of the budget. <em>Overlap</em> is what "
-            "remains: dimensions hide behind computation and behind each other, so none has an exposed time "
-            "of its own. Below zero, the exchange slows the computation by more than it hides."
+            "remains: dimensions hide behind computation and behind each other, so the exposed total is not "
+            "divided among them. Below zero, the exchange slows the computation by more than it hides."
         ),
     ),
 )
