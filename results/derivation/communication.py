@@ -150,7 +150,7 @@ def _summaries(matched: Matched) -> Iterator[OperationSummary]:
 
 
 def _by_dimension(matched: Matched, layout: GroupLayout) -> Iterator[DimensionSummary]:
-    """The operations of each dimension that has some, and at the end those of several dimensions at once."""
+    """The operations of each dimension that has some; last come those along several dimensions."""
     cells = matched.ranks * matched.steps
     of_group = [layout.dimension(members) for members in matched.members]
     for name in (*DIMENSIONS, None):

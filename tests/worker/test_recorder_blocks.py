@@ -322,6 +322,7 @@ def test_one_rank_has_nothing_to_record_and_says_so(ranks, tmp_path) -> None:
         assert run["first_step_ns"] >= 100_000_000
 
 
+@pytest.mark.slow
 def test_the_bubble_is_replayed_from_the_times_of_all_stages(whole_runs) -> None:
     fields = {
         "workload": "llama-nano:seq=16",
