@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import product
 from typing import Literal
 
@@ -76,6 +77,15 @@ class GroupLayout(msgspec.Struct, frozen=True, kw_only=True):
             key = tuple(at for at, name in zip(place, DIMENSIONS, strict=True) if name not in dimensions)
             groups.setdefault(key, []).append(rank)
         return list(groups.values())
+
+    def dimension(self, ranks: Sequence[int]) -> Dimension | None:
+        """The dimension in which the ranks of a group differ; None if they differ in several, or if two
+        dimensions have this group, because shards lie on nothing but the ranks of one sequence."""
+        places = [self.place(rank) for rank in ranks]
+        apart = [one for one in DIMENSIONS if len({place[one] for place in places}) > 1]
+        if apart == ["shard", "context"]:
+            return "shard"
+        return apart[0] if len(apart) == 1 and (apart != ["context"] or self.shard > 1) else None
 
     def peers(self, dimension: Dimension) -> list[list[int]]:
         """The groups that exchange along a dimension; shards lie on the ranks of one sequence too."""

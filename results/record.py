@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from results.environment import Environment
+from results.groups import GroupLayout
 from results.network import NetworkTimes
 from results.outcome import Evidence, Outcome
 from results.spec import split
@@ -78,6 +79,20 @@ class KernelTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Their intersection: communication that hides behind computation."""
 
 
+STAGE_PARTS = ("forward", "loss", "backward", "input", "weights")
+"""The parts of a microbatch's pass through a stage of a pipeline. The last stage has a loss, and a schedule
+that divides the backward pass has the gradients of input and weights instead of `backward`."""
+
+
+class StageTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """The mean times of one microbatch in one stage of this rank, over the recorded steps, without the waits
+    for messages."""
+
+    stage: int
+    part_ns: dict[str, int]
+    """The time of each of `STAGE_PARTS` that the stage has."""
+
+
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """A block of steps with the recorder on, after the timed blocks. One value a step in each list."""
 
@@ -92,6 +107,11 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     adding up. None where the exchange uses the training thread."""
     bubble_ns: list[int] | None = None
     """Time in which a pipeline's stage was idle. None for strategies without stages."""
+    stages: list[StageTimes] = []
+    """The stages of this rank; empty for strategies without stages, and in older records."""
+    bubble_replayed: float | None = None
+    """Share of a step in which the busiest rank of a pipeline idles, by its schedule and the times of all
+    stages, the mean over the ranks that compute one; None without these times."""
     operations: Operations = Operations()
     kernels: KernelTimes | None = None
 
@@ -316,6 +336,8 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Steps from one exchange to the next."""
     training: Training | None = None
     """How the strategy trains; None in records from before it was recorded."""
+    layout: GroupLayout | None = None
+    """The degrees of the dimensions, by which its groups of ranks are named; None in older records."""
     trained_steps: int | None = None
     """Updates of a training run so far, over all its launches; None: the run was measured."""
     network: list[NetworkTimes] | None = None

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from results.environment import Environment
+from results.groups import Dimension
 from results.outcome import Evidence, Outcome
 from results.record import Proof, Training
 from results.statistics import Metric
@@ -56,6 +57,19 @@ class OperationSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Duration less transfer."""
 
 
+class DimensionSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """All operations of the groups of one dimension, per step; times are means over ranks."""
+
+    name: Dimension | None
+    """None: groups whose ranks differ in several dimensions."""
+    payload_bytes: float
+    """Bytes that one rank hands over."""
+    transfer_ns: float | None
+    """Sum of the shortest durations of the collectives; None without collectives."""
+    wait_ns: float | None
+    """Sum of durations less these shortest ones, exposed or not; None without collectives."""
+
+
 class Communication(msgspec.Struct, frozen=True, kw_only=True):
     """The recorded communication of a step, the mean over recorded steps and ranks."""
 
@@ -80,6 +94,8 @@ class Communication(msgspec.Struct, frozen=True, kw_only=True):
     (all-reduce 2(p-1)/p, all-gather p-1 and reduce-scatter (p-1)/p of what a rank hands over)."""
     peak_bus_bytes_per_s: float | None
     """The bus bandwidth of the best of a few plain all-reduces while nothing else ran."""
+    dimensions: tuple[DimensionSummary, ...] = ()
+    """In the order of `DIMENSIONS`; empty where the records do not have the layout of the ranks."""
 
 
 class RankColumns(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,6 +168,9 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     energy_j: float | None = None
     """Energy of all devices for one step, by their counters."""
     bubble_ideal: float | None = None
+    bubble_replayed: float | None = None
+    """Share of a step in which the busiest rank of a pipeline idles, by its schedule and the measured times
+    of its stages."""
     exchange_payload_bytes: int | None = None
     exchange_operations: float | None = None
     exchange_buckets: float | None = None

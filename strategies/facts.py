@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -237,6 +237,11 @@ class StrategyFacts(CatalogFacts):
     def bubble(self, ranks: int) -> float:
         """Return the idle time of a rank relative to its computation, by the schedule."""
         return 0.0
+
+    def replayed_bubble(self, ranks: int, seconds: Mapping[tuple[int, str], float]) -> float | None:
+        """Return the share of a step in which the busiest rank of a pipeline idles, by the time of each part
+        of a pass through each stage; None without stages."""
+        return None
 
 
 def quotient(what: str, ranks: int, parts: int) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import closing, nullcontext
 from dataclasses import replace
+from itertools import product
 
 import msgspec
+import numpy as np
 
 from harness.worker.cell.memory import reset_peaks
 from harness.worker.cell.model_parts import count_flops
@@ -35,7 +38,8 @@ from harness.worker.rank.network import read_transports
 from harness.worker.rank.process import tune_kernels
 from harness.worker.rank.usage import ForeignCpu
 from harness.worker.turns import Turns
-from results.record import StepColumns, Work
+from results.record import STAGE_PARTS, StageTimes, StepColumns, Work
+from strategies.catalog import STRATEGIES
 from workloads.catalog import WORKLOADS, facts
 from workloads.datasets.facts import DATASETS, Own
 
@@ -248,6 +252,7 @@ class Measurement:
         except TooManyOperationsError as error:
             run.absent["recorded"] = str(error)
             return
+        recorded = msgspec.structs.replace(recorded, bubble_replayed=self._replayed_bubble(recorded.stages))
         node_size = self._built.setup.node_size
         run.require(other_collective(self._cell, node_size, recorded.operations))
         kernels, period = None, self._built.trainer.model.period
@@ -258,3 +263,18 @@ class Measurement:
             if kernels is None:
                 run.absent["kernels"] = "the profiler saw no kernel"
         run.found["recorded"] = msgspec.structs.replace(recorded, kernels=kernels)
+
+    def _replayed_bubble(self, own: list[StageTimes]) -> float | None:
+        """Return the bubble of the cell's schedule with the times of all stages; collective."""
+        control, cell = self._around.control, self._cell
+        [last] = control.largest([max((times.stage for times in own), default=-1)])
+        if last < 0:
+            return None
+        keys = list(product(range(int(last) + 1), STAGE_PARTS))
+        mine = {(times.stage, part): ns for times in own for part, ns in times.part_ns.items()}
+        every = control.of_all([mine.get(key, math.nan) for key in keys])
+        # The mean over the ranks that have the stage: NaN, which nothing asks for, where none has the part.
+        means = np.ma.masked_invalid(every).mean(axis=0).filled(math.nan) / 1e9
+        seconds = dict(zip(keys, means.tolist(), strict=True))
+        seconds[int(last), "forward"] += seconds[int(last), "loss"]
+        return STRATEGIES.facts(cell.strategy).replayed_bubble(cell.gpus, seconds)

@@ -124,6 +124,7 @@ def _build(run: Run, setup: CellSetup, uses: Uses) -> Built:
     run.found |= {
         "setup_ns": time.perf_counter_ns() - began,
         "period": trainer.model.period,
+        "layout": setup.groups,
         "training": Training(
             differences=strategy.differences,
             averages_all_gradients=strategy.promise.averages_all_gradients(strategy.promise.after),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import Any
 
 from reports.analysis.budget import CellBudget, budget
 from reports.analysis.figures import CellFigures, OfCell
@@ -12,7 +13,7 @@ from reports.text import count, devices, metric, percent, si, size
 from results.derivation.communication import bus_factor
 from results.grouping import grouped
 from results.outcome import Evidence
-from results.run import Communication
+from results.run import Communication, DimensionSummary
 from results.statistics import Metric
 
 UNSTEADY_ABOVE = 2.0
@@ -127,6 +128,32 @@ class CellCommunication(OfCell):
         return self.transfer_ns.value + (self.budget.wait_ns.value if self.budget else 0.0)
 
     @property
+    def exposed_total_ns(self) -> float | None:
+        """Exposed transfer and wait with the bubble of a pipeline, which only occurs with the exchange."""
+        bubble = self.budget.part_ns.get("bubble", 0.0) if self.budget else 0.0
+        return None if self.seen_ns is None else self.seen_ns + bubble
+
+    @property
+    def dimensions(self) -> tuple[DimensionSummary, ...]:
+        """The dimensions of the exchange as means over the runs; empty unless all runs have the same ones."""
+        every = [one.dimensions for one in self.recorded]
+        if len({tuple(own.name for own in one) for one in every}) != 1:
+            return ()
+        return tuple(
+            DimensionSummary(name=own[0].name, **{field: _mean(own, field) for field in _SUMMED})
+            for own in zip(*every, strict=True)
+        )
+
+    @property
+    def overlap_ns(self) -> float | None:
+        """The time by which transfers and waits of all dimensions, and what stages waited for messages,
+        exceed the exposed total: they hide behind computation and behind each other."""
+        if not self.dimensions or self.exposed_total_ns is None:
+            return None
+        spent = sum((own.transfer_ns or 0.0) + (own.wait_ns or 0.0) for own in self.dimensions)
+        return spent + (self.mean("bubble_ns") or 0.0) - self.exposed_total_ns
+
+    @property
     def overlap(self) -> float | None:
         """Share of the time in flight that hides behind computation, 0 to 1; None without operations."""
         total_ns = self.mean("total_ns")
@@ -183,10 +210,23 @@ class CellCommunication(OfCell):
         kinds = grouped(((own.name, own.group_size), own.payload_bytes) for own in every)
         return {kind: fmean(payloads) for kind, payloads in kinds.items()}
 
+    def of_run(self, name: str) -> float | None:
+        """The mean of a field of `RunResult` over the runs; None if a run lacks it."""
+        values = [getattr(run, name) for run in self.figures.runs]
+        return fmean(values) if values and None not in values else None
+
     def mean(self, name: str) -> float | None:
         """The mean of a field of `Communication` over the runs; None if a run lacks it."""
         values = [getattr(one, name) for one in self.recorded]
         return fmean(values) if values and None not in values else None
+
+
+_SUMMED = ("payload_bytes", "transfer_ns", "wait_ns")
+
+
+def _mean(of_runs: Sequence[DimensionSummary], field: str) -> Any:
+    values = [getattr(own, field) for own in of_runs]
+    return None if None in values else fmean(values)
 
 
 def communication(figures: CellFigures, peaks: LinkPeaks | None = None) -> CellCommunication:

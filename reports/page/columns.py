@@ -34,9 +34,10 @@ from reports.table import Column, Dtype, Unit
 from reports.text import DURATIONS, SI, SIZES
 from results.cell import Cell, Names, label
 from results.environment import CodeVersion, Environment
+from results.groups import DIMENSIONS
 from results.outcome import Outcome
 from results.plan import Scaling, Skip
-from results.run import PHASES, Communication, RankColumns, RunResult
+from results.run import PHASES, Communication, DimensionSummary, RankColumns, RunResult
 from results.statistics import Metric
 
 
@@ -281,6 +282,21 @@ def _efficiencies() -> Iterator[Column[CellRow]]:
             yield text(f"{name}_absent", f"{path}.reason")
 
 
+def dimension(found: Callable[[Any], Iterable[DimensionSummary]], name: str | None, part: str) -> Any:
+    """A function from a row to the transfer or the wait of one dimension."""
+
+    def value(row: Any) -> float | None:
+        return next((getattr(own, f"{part}_ns") for own in found(row) if own.name == name), None)
+
+    return value
+
+
+def _dimensions(found: Callable[[Any], Iterable[DimensionSummary]]) -> Iterator[Column[Any]]:
+    for name in (*DIMENSIONS, None):
+        for part in ("transfer", "wait"):
+            yield real(f"dimension_{name or 'several'}_{part}_ns", dimension(found, name, part))
+
+
 def _budget(part_path: str, metric_path: str) -> Iterator[Column[Any]]:
     for part in ("input", "compute", "transfer", "wait", "bubble", "other"):
         name = f"budget_{part}_ns"
@@ -363,10 +379,20 @@ CELLS = (
         "figures.newest.bubble_ideal",
         "ideal bubble",
         RATIO,
-        "method-budget",
+        "method-bubble",
         hint="of a step, by the schedule",
     ),
+    real(
+        "bubble_replayed",
+        lambda row: row.mean("bubble_replayed"),
+        "replayed bubble",
+        RATIO,
+        "method-bubble",
+        hint="of a step, by the schedule and the times of its stages",
+    ),
     *(mean(f"communication_{name}", f"communication.{name}") for name in _COMMUNICATION),
+    *_dimensions(lambda row: row.network.dimensions if row.network else ()),
+    real("dimension_overlap_ns", "network.overlap_ns"),
     whole(
         "exchange_payload_bytes", "figures.newest.exchange_payload_bytes", "payload", BYTES, "method-payload"
     ),
@@ -513,7 +539,7 @@ PRESETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "time": (
             *("step_ns", "throughput", "efficiency_weak", "no_claim_weak", "efficiency_strong"),
             *("no_claim_strong", "part_input", "part_compute", "part_bubble", "part_other"),
-            *("bubble_ideal", "step_ns_p99"),
+            *("bubble_ideal", "bubble_replayed", "step_ns_p99"),
         ),
         "network": (
             *("part_transfer", "budget_method", "part_wait", "exposed_share", "overlap"),
@@ -572,8 +598,9 @@ RUNS = (
     *stored("run", RunResult, "exposed_ns", "copies_ns"),
     text("budget_method", "run.budget.method"),
     *_budget("run.budget.{}_ns", "run.budget.{}_ns"),
-    real("bubble_ideal", "run.bubble_ideal"),
+    *stored("run", RunResult, "bubble_ideal", "bubble_replayed"),
     *stored("run.communication", Communication, "steps", "step_ns", *_COMMUNICATION, prefix="communication_"),
+    *_dimensions(lambda row: row.run.communication.dimensions if row.run.communication else ()),
     *stored("run", RunResult, "samples_per_s", "units_per_s", "unit", "flops_per_s", "mfu", "energy_j"),
     *stored("run", RunResult, "exchange_payload_bytes", "exchange_operations", "rss_peak_bytes"),
     *stored("run", RunResult, "rss_over_idle_bytes", "device_allocated_peak_bytes"),

@@ -141,6 +141,9 @@ def _figures(row: CellRow) -> Json | None:
             "transfer_ns": row.budget.transfer_ns,
             "wait_ns": row.budget.wait_ns,
         },
+        **declared(row, "bubble_ideal", "bubble_replayed"),
+        "dimensions": row.network.dimensions if row.network else (),
+        **declared(row, "dimension_overlap_ns"),
         "efficiency": {"weak": _point(row.weak), "strong": _point(row.strong)},
         # Null if the workload was measured with only one exchange.
         "exchange": row.exchange

@@ -13,8 +13,9 @@ from results.cell import Backend
 from results.derivation.intervals import length_of_columns
 from results.derivation.matching import Floats, Matched, recorded_of
 from results.errors import SchemaError
+from results.groups import DIMENSIONS, GroupLayout
 from results.record import POINT_TO_POINT, RankRecord, Recorded
-from results.run import Communication, OperationSummary
+from results.run import Communication, DimensionSummary, OperationSummary
 
 
 def bus_factor(name: str, ranks: int, backend: Backend = "nccl") -> float | None:
@@ -66,6 +67,7 @@ def step_communication(
         operations=operations,
         bus_bytes_per_s=_bus_bandwidth(operations, backend),
         peak_bus_bytes_per_s=peak_bandwidth(ranks),
+        dimensions=() if (layout := ranks[0].layout) is None else tuple(_by_dimension(matched, layout)),
     )
 
 
@@ -145,6 +147,26 @@ def _summaries(matched: Matched) -> Iterator[OperationSummary]:
             transfer_ns=transfer / cells if collective else None,
             wait_ns=(duration - transfer) / cells if collective else None,
         )
+
+
+def _by_dimension(matched: Matched, layout: GroupLayout) -> Iterator[DimensionSummary]:
+    """The operations of each dimension that has some; last come those along several dimensions."""
+    cells = matched.ranks * matched.steps
+    of_group = [layout.dimension(members) for members in matched.members]
+    for name in (*DIMENSIONS, None):
+        rows = np.isin(matched.group, [at for at, own in enumerate(of_group) if own == name])
+        if rows.any():
+            some = rows & matched.collective
+            sent = rows & ~np.isin(
+                matched.name, [at for at, own in enumerate(matched.names) if own == "recv"]
+            )
+            transfer, duration = (int(ns[some].sum()) for ns in (matched.transfer_ns, matched.duration_ns))
+            yield DimensionSummary(
+                name=name,
+                payload_bytes=int(matched.payload_bytes[sent].sum()) / cells,
+                transfer_ns=transfer / cells if some.any() else None,
+                wait_ns=(duration - transfer) / cells if some.any() else None,
+            )
 
 
 def _bus_bandwidth(operations: Sequence[OperationSummary], backend: Backend) -> float | None:

@@ -48,6 +48,8 @@ class Matched:
     group_size: Ints
     transfer_ns: Ints
     """The shortest duration of the collective over its ranks; for point-to-point operations their own."""
+    members: tuple[tuple[int, ...], ...]
+    """The ranks of each of `groups`."""
 
     @property
     def unmatched(self) -> bool:
@@ -85,17 +87,15 @@ def match(ranks: Sequence[RankRecord]) -> Matched | None:
     recorded = recorded_of(ranks)
     if recorded is None:
         return None
-    rows, members = _side_by_side(ranks, [own.operations for own in recorded], len(recorded[0].step_ns))
-    for place, of_group in enumerate(members):
+    rows = _side_by_side(ranks, [own.operations for own in recorded], len(recorded[0].step_ns))
+    for place, of_group in enumerate(rows.members):
         mine = np.flatnonzero(rows.collective & (rows.group == place))
         rows.transfer_ns[mine] = _transfers(ranks, rows, mine, of_group)
     return rows
 
 
-def _side_by_side(
-    ranks: Sequence[RankRecord], operations: Sequence[Operations], steps: int
-) -> tuple[Matched, list[list[int]]]:
-    """The operations of all ranks with their own durations as transfers, and the ranks of each group."""
+def _side_by_side(ranks: Sequence[RankRecord], operations: Sequence[Operations], steps: int) -> Matched:
+    """The operations of all ranks with their own durations as transfers."""
     for rank, own in enumerate(operations):
         limits = {"step": steps, "name": len(own.names), "group": len(own.groups)}
         for field, limit in limits.items():
@@ -107,7 +107,7 @@ def _side_by_side(
     apart = [place for place, text in enumerate(names) if text in POINT_TO_POINT]
     members = [_members(ranks, text) for text in groups]
     duration = _joined([own.duration_ns for own in operations])
-    rows = Matched(
+    return Matched(
         ranks=len(ranks),
         steps=steps,
         names=names,
@@ -122,8 +122,8 @@ def _side_by_side(
         duration_ns=duration,
         group_size=np.array([len(of_group) for of_group in members], dtype=np.int64)[group],
         transfer_ns=duration.copy(),
+        members=tuple(map(tuple, members)),
     )
-    return rows, members
 
 
 def _transfers(ranks: Sequence[RankRecord], rows: Matched, mine: Ints, members: Sequence[int]) -> Ints:

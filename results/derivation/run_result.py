@@ -304,6 +304,7 @@ def _accounts(
     accounts = {
         "budget": budget,
         "communication": found,
+        "bubble_replayed": None if (own := ranks[0].recorded) is None else own.bubble_replayed,
         "ranks": rank_columns(ranks, matched),
         "telemetry": telemetry_means(ranks),
         "energy_j": energy_j,

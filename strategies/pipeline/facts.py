@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from results.cell import REFERENCE_STRATEGY, Cell
@@ -14,7 +14,7 @@ from strategies.closed_form.moments import Footprint
 from strategies.closed_form.sizes import Activations, Sizes, Stage, stage_values
 from strategies.closed_form.terms import BUCKET_BYTES, Receivers, Term, term
 from strategies.facts import AutoPoint, Proposal, StrategyFacts, quotient
-from strategies.pipeline.order import SPLITTING, Shape, idle_share, stages_of
+from strategies.pipeline.order import SPLITTING, Shape, idle_share, replayed_bubble, stages_of
 
 _CHUNKS = 2
 _LOOPED = ("interleaved", "zero-bubble")
@@ -296,7 +296,7 @@ class Pipeline(StrategyFacts):
         (p - 1) F / v if that is more, if m is at least p. ZB-V idles nowhere between its first and its last
         pass if F = B = W (section 6), but all ranks wait for the last one, which begins p - 1 passes late
         and has as many to catch up. F = B = W is assumed, as of products with weights; `order.idle_share`
-        replays the order for other times.
+        replays the order for other times, and `order.replayed_bubble` for those of each stage.
         """
         shape = self.shape(ranks)
         if self.schedule == "zbv":
@@ -306,6 +306,9 @@ class Pipeline(StrategyFacts):
             return idle_share(shape)
         parts = 3 if self.schedule in SPLITTING else 1
         return (shape.ranks - 1) / (parts * shape.pieces * shape.chunks)
+
+    def replayed_bubble(self, ranks: int, seconds: Mapping[tuple[int, str], float]) -> float | None:
+        return replayed_bubble(self.shape(ranks), seconds)
 
 
 def _values(parts: ModelParts, stages: list[Stage]) -> int:

@@ -252,12 +252,20 @@ class PipelineModel(ParallelModel):
                 # pass: this stage computes all of it at once. The first stage does so anyway.
                 dw_builder=None if stage == 0 or edges[stage].requires_grad else _nothing_left,
                 step=self._step,
+                observe=self._observe,
             )
             for stage in self._cut.stages_of(self._pipeline.rank)
         ]
-        settings: dict[str, Any] = {"loss_fn": self._step.scaled_loss, "scale_grads": False}
+        settings: dict[str, Any] = {"loss_fn": self._scaled_loss, "scale_grads": False}
         one = self._kind in ("gpipe", "1f1b")
         return _KINDS[self._kind](stages[0] if one else stages, self._pieces, **settings)
+
+    def _observe(self, stage: int, part: str) -> AbstractContextManager[object]:
+        return self.observe_part(stage, part)
+
+    def _scaled_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        with self.observe_part(self._cut.stages - 1, "loss"):
+            return self._step.scaled_loss(outputs, targets)
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         twice = {id(parameter) for parameter in self._shared}
@@ -328,19 +336,32 @@ def _nothing_left() -> Callable[[], None]:
 
 
 class _ObservedStage(PipelineStage):
-    """A stage that reports its phases to the observer; its waiting time counts to the phase before."""
+    """A stage that reports its phases to the observer, whose waiting time counts to the phase before, and
+    has what it computes observed, without its waiting time."""
 
-    def __init__(self, *arguments: Any, step: _Step, **named: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        step: _Step,
+        observe: Callable[[int, str], AbstractContextManager[object]],
+        **named: Any,
+    ) -> None:
         super().__init__(*arguments, **named)
-        self._step = step
+        self._step, self._observe = step, observe
 
     def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
         self._step.task.observer.begins(Phase.FORWARD)
-        return super().forward_one_chunk(*arguments, **named)
+        with self._observe(self.stage_index, "forward"):
+            return super().forward_one_chunk(*arguments, **named)
 
     def backward_one_chunk(self, *arguments: Any, **named: Any) -> None:
         self._step.task.observer.begins(Phase.BACKWARD)
-        super().backward_one_chunk(*arguments, **named)
+        with self._observe(self.stage_index, "backward" if named.get("full_backward", True) else "input"):
+            super().backward_one_chunk(*arguments, **named)
+
+    def backward_weight_one_chunk(self, *arguments: Any, **named: Any) -> None:
+        with self._observe(self.stage_index, "weights"):
+            super().backward_weight_one_chunk(*arguments, **named)
 
 
 @contextmanager

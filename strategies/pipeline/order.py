@@ -110,6 +110,22 @@ def idle_share(shape: Shape, seconds: Mapping[Part, float] = EQUAL) -> float:
     `seconds` are the times of each part of a pass through one stage; all stages are alike and messages take
     no time.
     """
+    every: dict[tuple[int, str], float] = {
+        (stage, part): seconds[part] for stage in range(shape.last + 1) for part in seconds
+    }
+    span, busy = _replay(shape, every)
+    return (span - busy[0]) / busy[0]
+
+
+def replayed_bubble(shape: Shape, seconds: Mapping[tuple[int, str], float]) -> float:
+    """Return the share of the schedule's time in which its busiest rank idles, by the time of each part of a
+    pass through each stage. Other ranks idle more: they wait for the busiest one."""
+    span, busy = _replay(shape, seconds)
+    return (span - max(busy)) / span
+
+
+def _replay(shape: Shape, seconds: Mapping[tuple[int, str], float]) -> tuple[float, list[float]]:
+    """Return the time of the schedule, and the time for which each rank computes."""
     orders = [order(shape, rank) for rank in range(shape.ranks)]
     ends: dict[Action, float] = {}
     now, at = [0.0] * shape.ranks, [0] * shape.ranks
@@ -123,10 +139,9 @@ def idle_share(shape: Shape, seconds: Mapping[Part, float] = EQUAL) -> float:
                 waiting.append(rank)
                 break
             begin = max(now[rank], ends[needed] if needed else 0.0)
-            now[rank] = ends[action] = begin + seconds[action.part]
+            now[rank] = ends[action] = begin + seconds[action.stage, action.part]
             at[rank] += 1
-    busy = sum(seconds[action.part] for action in orders[0])
-    return (max(now) - busy) / busy
+    return max(now), [sum(seconds[one.stage, one.part] for one in own) for own in orders]
 
 
 def _needed(action: Action, shape: Shape) -> Action | None:

@@ -154,6 +154,11 @@ class ParallelModel:
         self.bubble_ideal: float | None = None
         """The minimum share of a step in which a pipeline's stages idle, by the schedule; None without
         stages."""
+        self.observe_part: Callable[[int, str], AbstractContextManager[object]] = lambda stage, part: (
+            nullcontext()
+        )
+        """The context in which a pipeline's stage computes one part of a pass: `forward`, `loss`, and
+        `backward` or `input` and `weights`."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return the parameters that this rank updates."""

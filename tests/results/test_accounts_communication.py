@@ -12,8 +12,9 @@ from results.derivation.communication import bus_factor, step_communication
 from results.derivation.matching import Matched, match
 from results.derivation.run_result import derive
 from results.errors import SchemaError
+from results.groups import GroupLayout
 from results.record import KernelTimes, LinkPeak, Operations, RankRecord, Recorded
-from results.run import Communication, OperationSummary
+from results.run import Communication, DimensionSummary, OperationSummary
 
 Row = tuple[int, str, str, int, int, int]
 """Step, name, group, payload, issued, duration."""
@@ -79,6 +80,32 @@ def test_the_shortest_duration_is_the_transfer_and_the_rest_is_wait(ranks_of) ->
     found = _communication(records)
     # (4 + 6 + 4 + 6) / 4 and (5 + 1) / 4
     assert (found.transfer_ns, found.wait_ns) == (5, 1.5)
+
+
+def test_each_dimension_has_the_operations_of_its_groups(ranks_of) -> None:
+    def rows(rank: int, tensor_ns: int, shard_ns: int) -> list[Row]:
+        tensor, shard = ("0-1", "2-3")[rank // 2], ("0,2", "1,3")[rank % 2]
+        return [
+            (0, "allreduce", tensor, 8, 0, tensor_ns),
+            (0, "_allgather_base", shard, 16, 0, shard_ns),
+            (1, "allreduce", "0-3", 4, 0, 10),
+        ]
+
+    each = [rows(0, 9, 20), rows(1, 5, 20), rows(2, 6, 24), rows(3, 6, 20)]
+    found = _communication(ranks_of(*each, layout=GroupLayout(shard=2, tensor=2)))
+    # Over 4 ranks and 2 steps. Shards wait 4, and tensor parts 4; all ranks together differ in both.
+    assert found.dimensions == (
+        DimensionSummary(name="shard", payload_bytes=8, transfer_ns=10, wait_ns=0.5),
+        DimensionSummary(name="tensor", payload_bytes=4, transfer_ns=22 / 8, wait_ns=0.5),
+        DimensionSummary(name=None, payload_bytes=2, transfer_ns=5, wait_ns=0),
+    )
+    assert _communication(ranks_of(*each)).dimensions == ()
+
+
+def test_messages_of_a_pipeline_have_bytes_and_no_transfer(ranks_of) -> None:
+    sent, received = (0, "send", "0-1", 8, 0, 10), (0, "recv", "0-1", 8, 0, 30)
+    [found] = _communication(ranks_of([sent], [received], layout=GroupLayout(pipeline=2))).dimensions
+    assert found == DimensionSummary(name="pipeline", payload_bytes=2, transfer_ns=None, wait_ns=None)
 
 
 def test_operations_between_two_ranks_are_not_matched(ranks_of) -> None:

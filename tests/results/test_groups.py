@@ -77,3 +77,15 @@ def test_a_replica_is_what_its_stages_and_parts_make_up(layout) -> None:
     assert [{layout.replica(rank) for rank in group} for group in wholes] == [
         {number} for number in range(layout.replicas)
     ]
+
+
+@given(st.builds(GroupLayout, pipeline=DEGREE, replicate=DEGREE, shard=DEGREE, context=DEGREE, tensor=DEGREE))
+def test_each_group_that_exchanges_has_its_dimension(layout) -> None:
+    for dimension in DIMENSIONS:
+        for group in layout.peers(dimension):
+            if len(group) > 1:
+                # Shards on the ranks of one sequence alone: the group is of both dimensions.
+                both = dimension in ("shard", "context") and layout.shard == 1
+                assert layout.dimension(group) == (None if both else dimension)
+    if layout.replicate > 1 < layout.tensor:
+        assert layout.dimension(layout.groups("replicate", "tensor")[0]) is None

@@ -12,7 +12,7 @@ from torch.distributed.pipelining import schedules
 
 from strategies.catalog import STRATEGIES
 from strategies.pipeline.facts import Pipeline
-from strategies.pipeline.order import Shape, idle_share, order
+from strategies.pipeline.order import EQUAL, Shape, idle_share, order, replayed_bubble
 
 TORCH: dict[str, Any] = {
     "interleaved": schedules.ScheduleInterleaved1F1B,
@@ -114,3 +114,16 @@ def test_the_idle_time_of_a_divided_backward_pass_by_hand() -> None:
     # Half of an interleaved pipeline idles for (p - 1) (F + B) / v.
     assert idle_share(Shape("interleaved", 4, 2, 8)) == pytest.approx(3 / (2 * 8))
     assert idle_share(Shape("zbv", 4, 2, 8)) == pytest.approx(3 / (6 * 8))
+
+
+def test_the_bubble_of_unequal_stages_by_hand() -> None:
+    """Rank 0 begins its backward passes at 8 and 15, when rank 1 has ended its own; 17 - 14 idle."""
+    seconds = {(0, "forward"): 1, (0, "backward"): 2, (1, "forward"): 3, (1, "backward"): 4}
+    assert replayed_bubble(Shape("1f1b", 2, 1, 2), seconds) == pytest.approx(3 / 17)
+
+
+def test_a_replay_of_equal_stages_is_the_formula() -> None:
+    for shape in (one for one in SHAPES if refused(one) is None):
+        alike = {(stage, part): EQUAL[part] for stage in range(shape.last + 1) for part in EQUAL}
+        idle = idle_share(shape)
+        assert replayed_bubble(shape, alike) == pytest.approx(idle / (1 + idle)), shape

@@ -35,7 +35,7 @@ from harness.worker.exchange.recorder import (
 from harness.worker.measure.clock import StepClock
 from harness.worker.rank.control import parameters_hash
 from results.layout import ModelLayout
-from results.record import POINT_TO_POINT, Operations, Recorded, StepColumns
+from results.record import POINT_TO_POINT, Operations, Recorded, StageTimes, StepColumns
 from strategies import Phase, Trainer, TrainSettings
 from strategies.training.observer import SilentObserver
 
@@ -568,16 +568,37 @@ def bubbles(rank: int, settings: dict[str, Any]) -> Any:
     trainer.step(data)
     recorded = a_stopwatch(trainer, data).record(exchange, CPU)
     exchange.reset()
-    return recorded.bubble_ns, recorded.step_ns
+    return recorded.bubble_ns, recorded.step_ns, {own.stage: own.part_ns for own in recorded.stages}
 
 
 def test_strategies_with_stages_alone_have_a_bubble(ranks) -> None:
-    for idle_ns, step_ns in ranks(2, bubbles, {"strategy": "pipeline:gpipe"}):
+    for rank, (idle_ns, step_ns, stages) in enumerate(ranks(2, bubbles, {"strategy": "pipeline:gpipe"})):
         assert len(idle_ns) == len(step_ns) == 20
         assert all(0 < idle < step for idle, step in zip(idle_ns, step_ns, strict=True))
+        # Four microbatches a step; a stage does not compute while it waits.
+        assert {stage: [*parts] for stage, parts in stages.items()} == {
+            rank: ["forward", "loss", "backward"] if rank else ["forward", "backward"]
+        }
+        assert 0 < 4 * sum(stages[rank].values()) <= (sum(step_ns) - sum(idle_ns)) / 20
     # A ring receives as well.
-    for idle_ns, _ in ranks(2, bubbles, {"strategy": "scratch-ddp", "collective": "ring"}):
-        assert idle_ns is None
+    for idle_ns, _, stages in ranks(2, bubbles, {"strategy": "scratch-ddp", "collective": "ring"}):
+        assert (idle_ns, stages) == (None, {})
+
+
+def test_the_times_of_a_stage_are_means_over_its_microbatches() -> None:
+    recorder = Recorder(SilentObserver(), torch.device("cuda"), stages=True)
+    # The step takes 0 to 100: forward 10 to 20 and 30 to 50, backward 60 to 90.
+    recorder._device = Moments(0, 10, 20, 30, 50, 60, 90, 100)
+    recorder.begins(Phase.FORWARD)
+    for part in ("forward", "forward", "backward"):
+        with recorder.part(3, part):
+            pass
+    recorder.step_done(torch.tensor(0.0))
+    assert recorder.take(columns(1)).stages == [StageTimes(stage=3, part_ns={"forward": 15, "backward": 30})]
+    recorder._device = Moments(0, 10)
+    recorder.begins(Phase.FORWARD)
+    recorder.step_done(torch.tensor(0.0))
+    assert recorder.take(columns(1)).stages == []
 
 
 def limited(rank: int, most: int) -> str:

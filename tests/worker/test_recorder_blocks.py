@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from statistics import fmean
 from typing import Any
 from unittest.mock import patch
 
@@ -28,9 +29,11 @@ from harness.worker.rank.context import Run
 from harness.worker.rank.control import Control
 from harness.worker.run import measure_cell
 from results.cell import Cell, StepPolicy
+from results.groups import GroupLayout
 from results.launch import Slot
 from results.record import KernelTimes
 from strategies import Trainer
+from strategies.pipeline.order import Shape, replayed_bubble
 
 MIB = 2**20
 
@@ -317,3 +320,29 @@ def test_one_rank_has_nothing_to_record_and_says_so(ranks, tmp_path) -> None:
         assert run["absent"]["recorded"] == run["absent"]["link_peak"] == "one rank exchanges nothing"
         # Both halves of the first step; a proof takes them apart.
         assert run["first_step_ns"] >= 100_000_000
+
+
+@pytest.mark.slow
+def test_the_bubble_is_replayed_from_the_times_of_all_stages(whole_runs) -> None:
+    fields = {
+        "workload": "llama-nano:seq=16",
+        "strategy": "pipeline:zbv",
+        "micro_batch": 4,
+        "optimizer": "sgd",
+    }
+    policy = StepPolicy(block_steps=2, warmup_max_steps=2, min_blocks=1, max_blocks=1, quads=0)
+    both = whole_runs(2, fields | {"steps": policy})
+    seconds = {}
+    for run, stages in zip(both, ((0, 3), (1, 2)), strict=True):
+        recorded = run["recorded"]
+        assert run["layout"] == GroupLayout(pipeline=2)
+        assert tuple(own.stage for own in recorded.stages) == stages
+        for own in recorded.stages:
+            assert {*own.part_ns} == {"forward", "input", "weights"} | ({"loss"} if own.stage == 3 else set())
+            seconds |= {(own.stage, part): ns for part, ns in own.part_ns.items()}
+        # Four microbatches a step; what a stage computes is no time in which it waits.
+        computed_ns = 4 * sum(ns for own in recorded.stages for ns in own.part_ns.values())
+        assert 0 < computed_ns + fmean(recorded.bubble_ns) <= fmean(recorded.step_ns)
+    seconds[3, "forward"] += seconds[3, "loss"]
+    replayed = replayed_bubble(Shape("zbv", 2, 2, 4), seconds)
+    assert [run["recorded"].bubble_replayed for run in both] == [pytest.approx(replayed)] * 2

@@ -29,15 +29,26 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from statistics import fmean
 
 import torch
 import torch.distributed as dist
 
-from results.record import MOST_OPERATIONS, POINT_TO_POINT, RECORDED_STEPS, Operations, Recorded, StepColumns
+from results.grouping import grouped
+from results.record import (
+    MOST_OPERATIONS,
+    POINT_TO_POINT,
+    RECORDED_STEPS,
+    Operations,
+    Recorded,
+    StageTimes,
+    StepColumns,
+)
 from strategies.devices import DeviceKind, Moment, device_of
 from strategies.training.observer import Phase, StepObserver
 
@@ -192,6 +203,7 @@ class Recorder:
         self._idle_ns = 0
         self._dispatch_ns: list[int] = []
         self._helpers_ns: list[int] = []
+        self._parts: list[tuple[int, str, Moment, Moment]] = []
 
     def begins(self, phase: Phase) -> None:
         if not self._in_step:
@@ -212,6 +224,13 @@ class Recorder:
         self._idle_ns = 0
         self._helpers_ns.append(self._helpers.step_ends())
         self._in_step = False
+
+    @contextmanager
+    def part(self, stage: int, part: str) -> Iterator[None]:
+        """Note the time in which a stage of a pipeline computes one part of a pass."""
+        begin = self._device.moment()
+        yield
+        self._parts.append((stage, part, begin, self._device.moment()))
 
     def issue(
         self, name: str, group: str, payload_bytes: int, call: Callable[[], dist.Work | None]
@@ -267,10 +286,22 @@ class Recorder:
             # On CUDA, autograd's own threads issue.
             exchange_cpu_ns=self._helpers_ns if self._helpers.known and not queued else None,
             bubble_ns=self._bubble_ns if self._stages and not queued else None,
+            stages=self._stage_times(),
             operations=self._table(),
         )
         self._forget()
         return recorded
+
+    def _stage_times(self) -> list[StageTimes]:
+        found = grouped(
+            (stage, (part, self._device.elapsed_ns(begin, end))) for stage, part, begin, end in self._parts
+        )
+        return [
+            StageTimes(
+                stage=stage, part_ns={part: round(fmean(each)) for part, each in grouped(parts).items()}
+            )
+            for stage, parts in sorted(found.items())
+        ]
 
     def _table(self) -> Operations:
         names = _numbered(operation.name for operation in self._operations)

@@ -300,6 +300,7 @@ class Stopwatch:
         period = self._trainer.model.period
         recorder = Recorder(self._clock, device, stages=self._trainer.model.bubble_ideal is not None)
         self._trainer.observer = exchange.traffic.recorder = recorder
+        before, self._trainer.model.observe_part = self._trainer.model.observe_part, recorder.part
         self.buckets = exchange.traffic.buckets = BucketCounter(recorder)
         try:
             with self.buckets.counting(self._trainer):
@@ -310,7 +311,7 @@ class Stopwatch:
             _, _, columns = self._block(steps_to_record(period, int(most)), self._batches)
         finally:
             exchange.traffic.recorder = exchange.traffic.buckets = None
-            self._trainer.observer = self._clock
+            self._trainer.observer, self._trainer.model.observe_part = self._clock, before
         return recorder.take(columns)
 
     def profile(self, device: torch.device) -> KernelTimes | None:

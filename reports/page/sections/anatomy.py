@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from markupsafe import Markup
@@ -18,17 +18,21 @@ from reports.analysis.budget import (
     loss_of,
     why_no_budget,
 )
-from reports.analysis.communication import communication
+from reports.analysis.communication import CellCommunication, communication
 from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
 from reports.fields import Field
 from reports.page.chart import nice_ticks, short_names
+from reports.page.columns import dimension
 from reports.page.looks import ROW, cell_label, works
-from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Section, safe
-from reports.table import Column, figures, table, words
+from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Section, Table, safe
+from reports.table import Column, TextTable, figures, table, words
 from reports.text import DURATIONS, count, duration, listed, percent, tick
 from results.grouping import grouped
+from results.groups import DIMENSIONS
 
+_MOST_ROWS = 30
+"""The most rows of a table, of the largest sizes; cells.csv has all."""
 _NAMED = 3
 """The number of cells that are named with one remark."""
 Bar = tuple[str, Lost]
@@ -45,6 +49,8 @@ def anatomy_section(study: StudyFigures) -> Section | None:
         if (bars := _bars(curves))
     ]
     blocks: list[Block] = [Drawings(tuple(drawings))] if drawings else []
+    cells = [communication(one) for one in sorted(study.cells.values(), key=lambda one: one.cell.gpus)]
+    blocks += [Table(data, caption) for data, caption in (_bubbles(study, cells), _dimensions(study, cells))]
     if remarks := tuple(_remarks(study)):
         blocks.append(Bullets(remarks, "plain"))
     return Section(
@@ -62,6 +68,50 @@ def _bars(curves: Sequence[Curve]) -> list[Bar]:
             alone = f", {point.figures.no_claim or 'no baseline'}" * (point.efficiency.metric is None)
             found.append((f"{exchange} on {point.gpus:,}{alone}", loss))
     return found
+
+
+def _bubbles(study: StudyFigures, cells: Sequence[CellCommunication]) -> tuple[TextTable, str]:
+    """The bubble of each pipeline as a share of the step, by formula, by replay and as it was measured."""
+    staged = [one for one in cells if any(run.bubble_ideal is not None for run in one.figures.runs)]
+    columns: list[Column[CellCommunication]] = [
+        words("configuration", lambda one: cell_label(study, one.cell)),
+        figures(
+            "by the formula", lambda one: fields.percent(one.of_run("bubble_ideal")), anchor="method-bubble"
+        ),
+        figures(
+            "replayed", lambda one: fields.percent(one.of_run("bubble_replayed")), anchor="method-bubble"
+        ),
+        figures(
+            "measured",
+            lambda one: fields.percent(one.budget.share("bubble") if one.budget else None),
+            anchor="method-budget",
+        ),
+    ]
+    return table(staged[-_MOST_ROWS:], columns), "The bubble of pipelines, share of a step"
+
+
+def _dimensions(study: StudyFigures, cells: Sequence[CellCommunication]) -> tuple[TextTable, str]:
+    """Transfer and wait of the groups of each dimension, of cells that exchange along several."""
+    along = [one for one in cells if len(one.dimensions) > 1]
+    columns: list[Column[CellCommunication]] = [
+        words("configuration", lambda one: cell_label(study, one.cell)),
+        *(
+            figures(f"{name or 'several'}, {part}", _recorded(name, part), anchor="method-dimensions")
+            for name in (*reversed(DIMENSIONS), None)
+            for part in ("transfer", "wait")
+        ),
+        figures(
+            "stages waited", lambda one: fields.duration(one.mean("bubble_ns")), anchor="method-dimensions"
+        ),
+        figures("less overlap", lambda one: fields.duration(one.overlap_ns), anchor="method-dimensions"),
+        figures("exposed", lambda one: fields.duration(one.exposed_total_ns), anchor="method-budget"),
+    ]
+    return table(along[-_MOST_ROWS:], columns), "The exchange of a step by dimension"
+
+
+def _recorded(name: str | None, part: str) -> Callable[[CellCommunication], Field]:
+    found = dimension(lambda one: one.dimensions, name, part)
+    return lambda one: fields.duration(found(one))
 
 
 def _remarks(study: StudyFigures) -> Iterator[str]:
@@ -123,6 +173,32 @@ DEFINITIONS = (
             "and an other above 5 % is a warning. If the exchange cannot be switched off, the recorder's "
             "time blocked is used instead of blocks without it. The <em>ideal step</em> of a bar is the "
             "baseline's compute for the work of one device, or its own compute without a baseline."
+        ),
+    ),
+    Definition(
+        "method-bubble",
+        "Bubble",
+        Markup(
+            "The share of a step in which a pipeline's stages idle because of their schedule. <em>By the "
+            "formula</em>, for equal stages: with p ranks, v stages a rank and m microbatches, the idle time "
+            "is (p - 1) / (v m) of the computation (Narayanan et al. 2021, arXiv:2104.04473, section 2.2), "
+            "and less if the schedule divides the backward pass (Qi et al. 2023, arXiv:2401.10241). "
+            "<em>Replayed</em>: the busiest rank's, if each part of a pass through a stage takes its mean "
+            "recorded time, and messages take none. <em>Measured</em>: the bubble of the budget, with "
+            "messages. What other ranks idle more, as their stages take less time, is exposed wait."
+        ),
+    ),
+    Definition(
+        "method-dimensions",
+        "Exchange by dimension",
+        Markup(
+            "<code>Transfer + wait of all dimensions + stages waited - overlap = exposed</code>, a step. A "
+            "collective belongs to the dimension in which the ranks of its group differ, or to "
+            "<em>several</em>. Its transfer is its shortest duration over the ranks, its wait the rest, both "
+            "recorded, exposed or not. <em>Stages waited</em>: for messages of other stages, the bubble "
+            "included. <em>Exposed</em>: transfer, wait and bubble of the budget. <em>Overlap</em> is what "
+            "remains: dimensions hide behind computation and behind each other, so the exposed total is not "
+            "divided among them. Below zero, the exchange slows the computation by more than it hides."
         ),
     ),
 )
