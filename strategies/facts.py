@@ -36,6 +36,10 @@ class AutoPoint:
     """Blocks of the model."""
     micro_batch: Callable[[str], int | str]
     """Returns the samples of a micro-batch with a strategy, or why the strategy makes no sense there."""
+    tokens: int | None = None
+    """Tokens of a sample; None: it has none, or that is not known."""
+    heads: int | None = None
+    """Attention heads of queries; None: not known."""
 
     @property
     def several_nodes(self) -> bool:

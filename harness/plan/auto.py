@@ -212,9 +212,7 @@ def choose(cell: Cell, made: Made, *, devices: Devices, gpus_per_node: int | Non
         there = made(STRATEGIES.parse(strategy).text)
         return there.text if isinstance(there, Reason) else there.micro_batch
 
-    point = AutoPoint(
-        cell=cell, node_size=around.node_size, blocks=len(parts.blocks), micro_batch=micro_batch
-    )
+    point = point_of(cell, around.node_size, micro_batch)
     candidates = []
     broken = STRATEGIES.admit_all()
     refused = [(name, Reason("strategy", str(error))) for name, error in broken.items()]
@@ -227,6 +225,20 @@ def choose(cell: Cell, made: Made, *, devices: Devices, gpus_per_node: int | Non
         else:
             candidates.append(weighed(there, parts, around))
     return Choice(candidates=tuple(candidates), refused=tuple(refused), around=around)
+
+
+def point_of(cell: Cell, node_size: int, micro_batch: Callable[[str], int | str]) -> AutoPoint:
+    """Return the point of a cell, with what is known of its model."""
+    known = facts(WORKLOADS.parse(cell.workload))
+    blocks, tokens, heads = known.blocks, known.units_per_sample, known.heads
+    return AutoPoint(
+        cell=cell,
+        node_size=node_size,
+        blocks=0 if isinstance(blocks, Unknown) else blocks,
+        micro_batch=micro_batch,
+        tokens=None if isinstance(tokens, Unknown) or known.unit != "tokens" else tokens,
+        heads=None if isinstance(heads, Unknown) else next(iter(heads), None),
+    )
 
 
 def weighed(cell: Cell, parts: ModelParts, around: Surroundings) -> StrategyCandidate:

@@ -57,6 +57,8 @@ class TensorParallel(StrategyFacts):
     def proposals(cls, point: AutoPoint) -> Iterator[Proposal]:
         if not point.several_nodes:
             yield Proposal(strategy="tp", complexity=(5,))
+            if point.tokens is not None:
+                yield Proposal(strategy="tp:sequence=true", complexity=(5, 1))
 
     def moments(self, cell: Cell, parts: ModelParts) -> Iterator[Footprint]:
         built, *others = super().moments(cell, parts)

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from harness.features.tune.records import TunedSetting, told
-from harness.plan.auto import AUTO
+from harness.plan.auto import AUTO, point_of
 from harness.plan.estimate import certain_bytes, estimated_step_time
 from harness.plan.expand import base_cell, expand
 from harness.plan.points import micro_batch_of
@@ -29,8 +29,7 @@ from results.plan import Request, Rule
 from results.spec import split
 from results.strict_yaml import FileKind, Where
 from strategies.catalog import STRATEGIES, group_layout
-from strategies.facts import AutoPoint
-from workloads.catalog import MEMBERS, WORKLOADS, facts
+from workloads.catalog import MEMBERS, WORKLOADS
 
 Learning = Literal["same", "rounding", "changed"]
 SEARCHED: Mapping[str, tuple[Learning, tuple[Any, ...]]] = {
@@ -260,15 +259,13 @@ def _proposed(base: Request, batch: int, devices: Devices) -> list[str]:
     """The strategies that `auto` weighs, the simplest first."""
     [gpus], workload = base.gpus, base.workloads[0]
     cell = msgspec.structs.replace(base_cell(base, workload), gpus=gpus)
-    parts = facts(WORKLOADS.parse(workload)).parts
     size = Surroundings.of(cell, devices, base.gpus_per_node).node_size
 
     def micro_batch(strategy: str) -> int | str:
         groups = group_layout(STRATEGIES.parse(strategy).text, gpus, size)
         return micro_batch_of(batch, accumulation=1, replicas=gpus // groups.model_parallel)
 
-    blocks = 0 if isinstance(parts, Unknown) else len(parts.blocks)
-    point = AutoPoint(cell=cell, node_size=size, blocks=blocks, micro_batch=micro_batch)
+    point = point_of(cell, size, micro_batch)
     STRATEGIES.admit_all()
     found = [one for known in STRATEGIES.all_facts for one in known.proposals(point) if one.refused is None]
     return [one.strategy for one in sorted(found, key=lambda one: one.complexity)]
