@@ -54,6 +54,8 @@ class Proposal:
     complexity: Complexity
     refused: str | None = None
     """Why it makes no sense, if that is known before its cell is built."""
+    varied: bool = True
+    """Whether `bench tune` tries it with other values of its main options, too."""
 
 
 class StrategyFacts(CatalogFacts):

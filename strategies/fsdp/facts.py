@@ -190,8 +190,9 @@ def _grids(point: AutoPoint, name: str, ranks: int, last: int) -> Iterator[Propo
         words = [split] + ["sequence=true"] * (tensor > 1) + [f"cp={context}"] * (context > 1)
         if context > 1 and (point.heads or size) % size:
             words.append(f"attention={GATHERED}")
-        split_both = 1 + (min(tensor, context) > 1)
-        yield Proposal(strategy=":".join(words), complexity=(6, split_both, size, context, last))
+        dimensions = 1 + (min(tensor, context) > 1)
+        order = (6, dimensions, size, context, last)
+        yield Proposal(strategy=":".join(words), complexity=order, varied=False)
 
 
 class Fsdp(Fsdp2Facts):

@@ -239,11 +239,8 @@ def _filled(options: StudyFile, file: StudyFile, base: Request, devices: Devices
     batches = base.global_batch_sizes or [size * gpus for size in base.batch_sizes]
     batch = next(iter(batches), own * gpus)
     given = [name for name in items_of(asked, "strategy") if name is not None]
-    texts = [
-        text
-        for name in given or _proposed(base, batch, devices)
-        for text in ([name] if given and ":" in name else _variants(name))
-    ]
+    asked_for = {name: ":" not in name for name in given} or _proposed(base, batch, devices)
+    texts = [text for name, varied in asked_for.items() for text in (_variants(name) if varied else [name])]
     filled: dict[str, Any] = {name: list(tuned) for name, (_, tuned) in SEARCHED.items() if tuned}
     if batches:
         filled["accumulation"] = [parts for parts in _PARTS if batch % parts == 0]
@@ -255,8 +252,8 @@ def _filled(options: StudyFile, file: StudyFile, base: Request, devices: Devices
     return msgspec.structs.replace(asked, **filled, strategy=texts)
 
 
-def _proposed(base: Request, batch: int, devices: Devices) -> list[str]:
-    """The strategies that `auto` weighs, the simplest first."""
+def _proposed(base: Request, batch: int, devices: Devices) -> dict[str, bool]:
+    """The strategies that `auto` weighs, the simplest first, and whether their other options are varied."""
     [gpus], workload = base.gpus, base.workloads[0]
     cell = msgspec.structs.replace(base_cell(base, workload), gpus=gpus)
     size = Surroundings.of(cell, devices, base.gpus_per_node).node_size
@@ -268,7 +265,7 @@ def _proposed(base: Request, batch: int, devices: Devices) -> list[str]:
     point = point_of(cell, size, micro_batch)
     STRATEGIES.admit_all()
     found = [one for known in STRATEGIES.all_facts for one in known.proposals(point) if one.refused is None]
-    return [one.strategy for one in sorted(found, key=lambda one: one.complexity)]
+    return {one.strategy: one.varied for one in sorted(found, key=lambda one: one.complexity)}
 
 
 def _variants(text: str) -> Iterator[str]:
