@@ -108,7 +108,7 @@ class ReplayedStep:
     waits_s: float
     """The time that a step takes longer because its slowest rank is slower than the mean rank."""
     exchange: Mapping[Dimension, tuple[float, float]]
-    """Seconds of the messages along each dimension while nothing else is sent, and the part of `exposed_s` for
+    """Seconds of the messages along each dimension while nothing else is sent, and those of `exposed_s` for
     which computation waits for them."""
 
     @property
@@ -133,7 +133,7 @@ def replay(
     times = [each.count * seconds(each) for each in operations]
     waited: dict[Dimension, float] = defaultdict(float)
     alike = _wall_s(work.compute_s, operations, times, at_once, 1.0, waited)
-    slowest, sent = alike, Counter[Dimension]()
+    slowest, sent = alike, dict.fromkeys((each.dimension for each in operations), 0.0)
     for each, seconds_of_it in zip(operations, times, strict=True):
         sent[each.dimension] += seconds_of_it
     if delays_s and work.compute_s:

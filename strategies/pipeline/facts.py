@@ -53,6 +53,7 @@ class Pipeline(StrategyFacts):
     )
     model = "strategies.pipeline.model:PipelineModel"
     by_blocks = True
+    unprojected = "the laws are of ranks that all compute at once, and a pipeline has a bubble"
     fixed_exchange = "it exchanges activations, not gradients"
     contiguous = "it sends activations row by row"
     norm_in_double = True

@@ -153,7 +153,7 @@ def test_two_environments_are_not_one_curve(new_study) -> None:
 
 
 def test_a_strategy_that_is_not_projected_says_so(new_study) -> None:
-    outside = Outside(projects=lambda cell: cell.strategy == "ddp")
+    outside = Outside(unprojected=lambda cell: None if cell.strategy == "ddp" else "reason of its facts")
     assert refused(projected(new_study({8: 10.0, 16: 10.0}), 32, outside)) == {}
     found = projected(new_study({8: 10.0, 16: 10.0}, strategy="tp"), 32, outside)
     assert refused(found) == {32: "strategy"}
