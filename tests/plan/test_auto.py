@@ -594,13 +594,24 @@ def test_accumulation_is_named_where_it_costs_nothing() -> None:
     [
         (75_000, "--activation-checkpointing selective "),
         (60_000, "--strategy fsdp "),
-        (50_000, "--activation-checkpointing all "),
+        (50_000, "--strategy fsdp:cp=4:reshard=false with micro-batches of 1 "),
+        (41_000, "--activation-checkpointing all "),
     ],
 )
 def test_one_sample_is_helped_by_the_cheapest_change_that_is_enough(room, options) -> None:
-    """Selective checkpointing costs least by prediction, then gathering again, then a forward pass."""
+    """Selective checkpointing costs least by prediction, then gathering again, then the exchange of ranks of a
+    sequence, then a forward pass."""
     kept = nano_cell("fsdp:reshard=false", 8, workload="llama-7b", micro_batch=1)
     assert str(told(kept, room * MIB)).startswith(f"{options}fits by prediction")
+
+
+def test_a_long_sequence_is_helped_by_more_ranks_for_it() -> None:
+    """Half of the tokens are half of the activations, and cost less than a second forward pass."""
+    cell = nano_cell("fsdp", 8, workload="llama-7b:seq=32768", micro_batch=1)
+    half = msgspec.structs.replace(cell, strategy="fsdp:cp=2", model_parallel=2)
+    words = str(told(cell, size(half) + MIB))
+    assert words.startswith("--strategy fsdp:cp=2 with micro-batches of 1 fits by prediction")
+    assert "cp=" not in str(told(nano_cell("fsdp", 8, workload="mlp", micro_batch=1), 4 * MIB))
 
 
 def test_what_no_single_change_helps_is_not_told() -> None:
