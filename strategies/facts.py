@@ -21,7 +21,7 @@ from strategies.promise import Promise
 Complexity = tuple[int, ...]
 """How much the user of a strategy has to understand; `auto` prefers the least. The first number is 0 for one
 device, 1 for replicas, 2 for shards by torch, 3 for shards by us, 4 for shards inside of nodes,
-5 for split layers, 6 for shards of split layers, 7 for offloading, 8 for stages."""
+5 for split layers, 6 for shards of split layers or sequences, 7 for offloading, 8 for stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -599,8 +599,8 @@ def test_accumulation_is_named_where_it_costs_nothing() -> None:
     ],
 )
 def test_one_sample_is_helped_by_the_cheapest_change_that_is_enough(room, options) -> None:
-    """Selective checkpointing costs least by prediction, then gathering again, then the exchange of ranks of a
-    sequence, then a forward pass."""
+    """Selective checkpointing costs least by prediction, then gathering again, then the exchange of a
+    sequence's ranks, then a forward pass."""
     kept = nano_cell("fsdp:reshard=false", 8, workload="llama-7b", micro_batch=1)
     assert str(told(kept, room * MIB)).startswith(f"{options}fits by prediction")
 
