@@ -21,7 +21,7 @@ from strategies.promise import Promise
 Complexity = tuple[int, ...]
 """How much the user of a strategy has to understand; `auto` prefers the least. The first number is 0 for one
 device, 1 for replicas, 2 for shards by torch, 3 for shards by us, 4 for shards inside of nodes,
-5 for split layers, 6 for shards of split layers, 7 for offloading, 8 for stages."""
+5 for split layers, 6 for shards of split layers or sequences, 7 for offloading, 8 for stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,10 @@ class AutoPoint:
     """Blocks of the model."""
     micro_batch: Callable[[str], int | str]
     """Returns the samples of a micro-batch with a strategy, or why the strategy makes no sense there."""
+    tokens: int | None = None
+    """Tokens of a sample; None: it has none, or that is not known."""
+    heads: int | None = None
+    """Attention heads of queries; None: not known."""
 
     @property
     def several_nodes(self) -> bool:
@@ -50,6 +54,8 @@ class Proposal:
     complexity: Complexity
     refused: str | None = None
     """Why it makes no sense, if that is known before its cell is built."""
+    varied: bool = True
+    """Whether `bench tune` tries it with other values of its main options, too."""
 
 
 class StrategyFacts(CatalogFacts):
@@ -74,8 +80,8 @@ class StrategyFacts(CatalogFacts):
     """Why parameters must lie row by row in memory; None: they need not."""
     eager: ClassVar[str | None] = None
     """Why the model cannot be compiled; None: it can."""
-    projected: ClassVar[bool] = False
-    """Whether `bench project` projects its sizes to larger ones."""
+    unprojected: ClassVar[str | None] = "no law is known for its steps"
+    """Why `bench project` projects no larger sizes, as a clause; None if it does."""
     norm_in_double: ClassVar[bool] = False
     """Whether clipping adds up the squares of gradients in double precision, as `clip_shards` does."""
     by_unit: ClassVar[bool] = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from typing import ClassVar
 
 from results.cell import Cell
 from results.parts import ModelParts
@@ -25,7 +26,7 @@ class ShardingFacts(StrategyFacts):
 
     fixed_exchange = "it averages gradients into shards by its own collective"
     contiguous = "it cuts shards from parameters row by row"
-    projected = True
+    unprojected: ClassVar[str | None] = None
     norm_in_double = True
     by_unit = True
 

@@ -79,13 +79,14 @@ _GPT2 = GPTShape(layers=12, width=768, heads=12, context=1024, vocabulary=50257,
 _GPT2_MEDIUM = replace(_GPT2, layers=24, width=1024, heads=16)
 _GPT2_LARGE = replace(_GPT2, layers=36, width=1280, heads=20)
 _GPT2_XL = replace(_GPT2, layers=48, width=1600, heads=25)
+# Rotary positions have no parameters: 32,768 tokens as after position interpolation (arXiv:2306.15595).
 _LLAMA2 = LlamaShape(
     layers=32,
     width=4096,
     heads=32,
     kv_heads=32,
     hidden=11008,
-    context=4096,
+    context=32768,
     vocabulary=32000,
     seq=4096,
     tied=False,

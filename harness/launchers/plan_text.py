@@ -165,6 +165,8 @@ def plan_tables(
         )
         for text in choice.around.lines():
             console.result(f"  {text}")
+        if choice.chosen is not None:
+            console.result(f"  {_step_parts(choice.chosen)}")
         console.table(CHOICE_COLUMNS, choice_rows(choice), numeric=CHOICE_NUMERIC)
     if groups := list(group_lines(plan)):
         console.result("\ngroups of ranks")
@@ -207,6 +209,18 @@ def choice_rows(choice: Choice) -> list[list[str]]:
         alike = "" if all(other == why for _, other in others) else ", and the like"
         rows.append([strategy + more, *[""] * (len(CHOICE_COLUMNS) - 2), why + alike])
     return rows
+
+
+def _step_parts(candidate: StrategyCandidate) -> str:
+    """Say which parts the predicted step of a candidate has, with the exchange along each dimension."""
+    times = candidate.times
+    parts = {"computation": times.compute, "update": times.update, "bubble": times.bubble}
+    told = [f"{name} {seconds:.3g} s" for name, seconds in parts.items() if seconds]
+    told += [
+        f"{dimension} exchange {seconds:.3g} s ({exposed:.3g} exposed)"
+        for dimension, (seconds, exposed) in times.exchange.items()
+    ]
+    return f"a step of {candidate.strategy} takes {times.step:.3g} s: {', '.join(told)}"
 
 
 def _verdict(candidate: StrategyCandidate, *, chosen: bool) -> str:

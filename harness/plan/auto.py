@@ -212,9 +212,7 @@ def choose(cell: Cell, made: Made, *, devices: Devices, gpus_per_node: int | Non
         there = made(STRATEGIES.parse(strategy).text)
         return there.text if isinstance(there, Reason) else there.micro_batch
 
-    point = AutoPoint(
-        cell=cell, node_size=around.node_size, blocks=len(parts.blocks), micro_batch=micro_batch
-    )
+    point = point_of(cell, around.node_size, micro_batch)
     candidates = []
     broken = STRATEGIES.admit_all()
     refused = [(name, Reason("strategy", str(error))) for name, error in broken.items()]
@@ -227,6 +225,20 @@ def choose(cell: Cell, made: Made, *, devices: Devices, gpus_per_node: int | Non
         else:
             candidates.append(weighed(there, parts, around))
     return Choice(candidates=tuple(candidates), refused=tuple(refused), around=around)
+
+
+def point_of(cell: Cell, node_size: int, micro_batch: Callable[[str], int | str]) -> AutoPoint:
+    """Return the point of a cell, with what is known of its model."""
+    known = facts(WORKLOADS.parse(cell.workload))
+    blocks, tokens, heads = known.blocks, known.units_per_sample, known.heads
+    return AutoPoint(
+        cell=cell,
+        node_size=node_size,
+        blocks=0 if isinstance(blocks, Unknown) else blocks,
+        micro_batch=micro_batch,
+        tokens=None if isinstance(tokens, Unknown) or known.unit != "tokens" else tokens,
+        heads=None if isinstance(heads, Unknown) else next(iter(heads), None),
+    )
 
 
 def weighed(cell: Cell, parts: ModelParts, around: Surroundings) -> StrategyCandidate:
@@ -251,14 +263,14 @@ _MOST_PIECES = 256
 
 
 def lighter(cell: Cell, around: Surroundings) -> str | None:
-    """Name the cheapest of accumulation, checkpointing, reshard and offload that makes a cell fit which does
-    not, as a clause.
+    """Name the cheapest of accumulation, checkpointing, reshard, offload and more ranks of each sequence that
+    makes a cell fit which does not, as a clause.
 
     The cell may not fit although it is predicted to: a change must also save a part of what is predicted.
     Computation that the study has measured counts as measured. None if no single change is enough, or if the
     model states no parts or no FLOPs.
     """
-    known = workloads.facts(workloads.WORKLOADS.parse(cell.workload))
+    known = facts(WORKLOADS.parse(cell.workload))
     parts = known.parts
     if isinstance(parts, Unknown) or isinstance(known.forward_flops, Unknown) or not cell.dense:
         return None
@@ -270,17 +282,18 @@ def lighter(cell: Cell, around: Surroundings) -> str | None:
         return footprint(around.placed(changed), parts).total <= most
 
     # Of several changes of one kind the first that is enough changes least.
-    first = [next(((options, one) for options, one in kind if fits(one)), None) for kind in _changes(cell)]
+    kinds = [*_changes(cell), _longer(cell, around)]
+    first = [next(((options, one) for options, one in kind if fits(one)), None) for kind in kinds]
     weighted = {one[0]: weighed(one[1], parts, around) for one in first if one is not None}
     found = {options: after for options, after in weighted.items() if after.fits_host}
     if not found:
         return None
     before = weighed(cell, parts, around)
-    options, best = min(found.items(), key=lambda item: item[1].times.step)
+    options, best = min(found.items(), key=lambda item: item[1].sample_s)
     by = "measured computation" if "computation" in best.times.measured else "prediction"
     # A measured and a predicted time have no ratio.
     alike = best.times.measured == before.times.measured
-    slower = f", {best.times.step / before.times.step:.2f} times the step time" if alike else ""
+    slower = f", {best.sample_s / before.sample_s:.2f} times the time of a sample" if alike else ""
     return f"{options} fits by {by} ({best.memory.total / MIB:,.0f} of {around.room / MIB:,.0f} MiB{slower})"
 
 
@@ -300,10 +313,30 @@ def _changes(cell: Cell) -> Iterator[Iterable[tuple[str, Cell]]]:
         yield [("--activation-checkpointing selective", selective)]
     if cell.activation_checkpointing is not True:
         yield [("--activation-checkpointing all", changed(cell, activation_checkpointing=True))]
-    name, positional, options = split(cell.strategy)
     for option, value in _SHARDING.items():
         if option in STRATEGIES.parse(cell.strategy).options:
-            words = [f"{key}={text}" for key, text in (options | {option: value}).items()]
-            strategy = STRATEGIES.parse(":".join([name, *([positional] if positional else ()), *words])).text
+            strategy = _with_option(cell.strategy, option, value)
             if strategy != cell.strategy and not (option == "offload" and cell.device == "cpu"):
                 yield [(f"--strategy {strategy}", changed(cell, strategy=strategy))]
+
+
+def _longer(cell: Cell, around: Surroundings) -> Iterator[tuple[str, Cell]]:
+    """Yield the strategy with more ranks of a node for each sequence. A replica has the same samples, and an
+    update those of fewer replicas."""
+    groups, same = STRATEGIES.facts(cell.strategy).groups(cell.gpus, around.node_size), cell.micro_batch
+    known = facts(WORKLOADS.parse(cell.workload))
+    if "cp" not in STRATEGIES.parse(cell.strategy).options or known.unit != "tokens":
+        return
+    for context in range(2 * groups.context, around.node_size // groups.tensor + 1):
+        if context % groups.context or around.node_size % (groups.tensor * context):
+            continue
+        strategy = _with_option(cell.strategy, "cp", str(context))
+        replica = cell.model_parallel // groups.context * context
+        longer = msgspec.structs.replace(cell, strategy=strategy, model_parallel=replica)
+        yield f"--strategy {strategy} with micro-batches of {same}", longer
+
+
+def _with_option(strategy: str, option: str, value: str) -> str:
+    name, positional, options = split(strategy)
+    words = [f"{key}={text}" for key, text in (options | {option: value}).items()]
+    return STRATEGIES.parse(":".join([name, *([positional] if positional else ()), *words])).text

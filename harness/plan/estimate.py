@@ -32,6 +32,7 @@ from harness.plan.surroundings import (
     updated_share,
 )
 from results.cell import FEWEST_QUADS, GPU_BLOCK_S, GPU_LONGEST_WARM_UP_S, Cell, Device, gpu_warm_up_s
+from results.groups import Dimension
 from results.parts import VALUE_BYTES, ModelParts, Unknown
 from results.record import (
     COPIES,
@@ -65,6 +66,8 @@ class StepTimes:
     """For ranks that are slower than the mean rank, if it is known how ranks differ."""
     measured: tuple[str, ...] = ()
     """The parts that follow from measurements, `computation` and `network`; the others are assumed."""
+    exchange: Mapping[Dimension, tuple[float, float]] = field(default_factory=dict)
+    """Seconds of the messages along each dimension, and the part of `exposed` that these are."""
 
     @property
     def step(self) -> float:
@@ -131,6 +134,7 @@ def predicted_times(
         exposed=found.exposed_s,
         waits=found.waits_s,
         measured=("computation",) * is_measured + ("network",) * by_table,
+        exchange=found.exchange,
     )
 
 

@@ -107,6 +107,9 @@ class ReplayedStep:
     """Communication that computation waits for, if all ranks are alike."""
     waits_s: float
     """The time that a step takes longer because its slowest rank is slower than the mean rank."""
+    exchange: Mapping[Dimension, tuple[float, float]]
+    """Seconds of the messages along each dimension while nothing else is sent, and those of `exposed_s` for
+    which computation waits for them."""
 
     @property
     def step_s(self) -> float:
@@ -128,23 +131,35 @@ def replay(
     step is the step of all; its delay is spread over its computation. Without delays all ranks are alike.
     """
     times = [each.count * seconds(each) for each in operations]
-    alike = _wall_s(work.compute_s, operations, times, at_once, 1.0)
-    slowest = alike
+    waited: dict[Dimension, float] = defaultdict(float)
+    alike = _wall_s(work.compute_s, operations, times, at_once, 1.0, waited)
+    slowest, sent = alike, dict.fromkeys((each.dimension for each in operations), 0.0)
+    for each, seconds_of_it in zip(operations, times, strict=True):
+        sent[each.dimension] += seconds_of_it
     if delays_s and work.compute_s:
         stretched = [max(0.0, 1.0 + delay / work.compute_s) for delay in delays_s]
         walls = (_wall_s(work.compute_s, operations, times, at_once, factor) for factor in stretched)
         slowest = fmean(walls)
     return ReplayedStep(
-        compute_s=work.compute_s, exposed_s=alike - work.compute_s, waits_s=max(0.0, slowest - alike)
+        compute_s=work.compute_s,
+        exposed_s=alike - work.compute_s,
+        waits_s=max(0.0, slowest - alike),
+        exchange={dimension: (busy, waited[dimension]) for dimension, busy in sent.items()},
     )
 
 
 def _wall_s(
-    compute_s: float, operations: Sequence[Operation], times: Sequence[float], at_once: int, factor: float
+    compute_s: float,
+    operations: Sequence[Operation],
+    times: Sequence[float],
+    at_once: int,
+    factor: float,
+    waited: dict[Dimension, float] | None = None,
 ) -> float:
     """Return the end of a step whose computation takes `factor` times as long, event by event.
 
-    `times` are the seconds of each operation while no other runs.
+    `times` are the seconds of each operation while no other runs; the seconds for which computation waits are
+    added to `waited`, by dimension.
     """
     end = factor * compute_s
     line = _Line(operations, times, at_once, end, factor)
@@ -160,6 +175,8 @@ def _wall_s(
         now += passed
         if ahead:
             computed = goal if passed == ahead else computed + passed
+        elif waited is not None and line.deadlines:
+            waited[operations[line.deadlines[0][1]].dimension] += passed
         line.advance(running, passed)
     return now
 

@@ -171,14 +171,15 @@ class Activations:
         """Bytes when the backward pass of the last micro-batch ends."""
 
     def _whole(self, part: Part) -> int:
-        return self._samples * part.saved.over(self._tensor) // self._context + part.saved_once
+        of_samples = self._samples * part.saved.over(self._tensor)
+        return (of_samples + part.saved_once) // self._context
 
     def _block(self, block: Part) -> int:
         """Bytes that a block saves if tokens are split; the gathered inputs of split layers stay whole."""
         gathered = min(2 * block.input, block.saved.whole)
         divided = (block.saved.whole - gathered) // self._of_tokens
         split = block.saved.over(self._tensor) - block.saved.whole
-        return self._samples * (gathered + divided + split) // self._context + block.saved_once
+        return (self._samples * (gathered + divided + split) + block.saved_once) // self._context
 
     def _kept(self, block: Part, mode: Checkpointing) -> int:
         """Bytes that a checkpointed block keeps until its backward pass begins."""

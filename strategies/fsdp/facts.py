@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from types import MappingProxyType
 
 from results.cell import Cell
@@ -57,8 +58,8 @@ _OPTIONS = MappingProxyType(
         **_ALL_BLOCKS,
     }
 )
-_TENSOR = (2, 4, 8)
-"""The numbers of ranks that compute each layer together from which `auto` chooses."""
+_DEGREES = (1, 2, 4, 8)
+"""The numbers of ranks that compute each layer, or each sequence, together from which `auto` chooses."""
 
 
 def _padded(groups: GroupLayout, unit: Part) -> int:
@@ -174,6 +175,26 @@ class Fsdp2Facts(ShardingFacts):
         return term_of("parameters", "all-gather", within, pieces, rounds=cell.accumulation, overlap=ahead)
 
 
+def _grids(point: AutoPoint, name: str, ranks: int, last: int) -> Iterator[Proposal]:
+    """Yield a strategy that shards over `ranks` ranks with layers and sequences that ranks of one node
+    divide, so that something is left to shard; `last` is the last number of the complexity."""
+    for tensor, context in product(_DEGREES, repeat=2):
+        size = tensor * context
+        if size == 1 or tensor == ranks or point.node_size % size:
+            continue
+        split = f"{name}:tp={tensor}" if tensor > 1 else name
+        if context == 1:
+            yield Proposal(strategy=split, complexity=(6, 1, size, 0, last))
+        if point.tokens is None:
+            continue
+        words = [split] + ["sequence=true"] * (tensor > 1) + [f"cp={context}"] * (context > 1)
+        if context > 1 and (point.heads or size) % size:
+            words.append(f"attention={GATHERED}")
+        dimensions = 1 + (min(tensor, context) > 1)
+        order = (6, dimensions, size, context, last)
+        yield Proposal(strategy=":".join(words), complexity=order, varied=False)
+
+
 class Fsdp(Fsdp2Facts):
     """Shards over all ranks."""
 
@@ -193,9 +214,7 @@ class Fsdp(Fsdp2Facts):
     def proposals(cls, point: AutoPoint) -> Iterator[Proposal]:
         yield Proposal(strategy="zero2", complexity=(2, 2))
         yield Proposal(strategy="zero3", complexity=(2, 3))
-        for tensor in _TENSOR:
-            if tensor < point.cell.gpus and point.node_size % tensor == 0:
-                yield Proposal(strategy=f"fsdp:tp={tensor}", complexity=(6, tensor, 0))
+        yield from _grids(point, "fsdp", point.cell.gpus, 0)
         if point.cell.device == "cuda":
             yield Proposal(strategy="fsdp:offload=cpu", complexity=(7,))
 
@@ -232,9 +251,7 @@ class Hsdp(Fsdp2Facts):
             return
         if point.node_size > 1:
             yield Proposal(strategy="hsdp", complexity=(4,))
-        for tensor in _TENSOR:
-            if tensor < point.node_size and point.node_size % tensor == 0:
-                yield Proposal(strategy=f"hsdp:tp={tensor}", complexity=(6, tensor, 1))
+        yield from _grids(point, "hsdp", point.node_size, 1)
 
 
 class Manual(Fsdp2Facts):
@@ -242,7 +259,7 @@ class Manual(Fsdp2Facts):
 
     name = "manual"
     help = "fsdp with a choice for each block: reshard or keep, with .checkpoint, .offload"
-    projected = False
+    unprojected = "its blocks differ, and the laws are of models whose blocks are treated alike"
     positional = Option(
         kind="str",
         canonical=canonical,

@@ -18,6 +18,7 @@ class LocalSgd(StrategyFacts):
     buckets."""
 
     name = "local-sgd"
+    unprojected = "most of its steps exchange nothing, and the laws are of steps that all do"
     help = "ranks train independently, and average their parameters every N steps"
     positional = Option(kind="int", minimum=1, help="the steps from one average to the next", example="8")
     options = MappingProxyType(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from types import MappingProxyType
 
 from results.cell import REFERENCE_STRATEGY, Cell
@@ -52,6 +53,7 @@ class Pipeline(StrategyFacts):
     )
     model = "strategies.pipeline.model:PipelineModel"
     by_blocks = True
+    unprojected = "the laws are of ranks that all compute at once, and a pipeline has a bubble"
     fixed_exchange = "it exchanges activations, not gradients"
     contiguous = "it sends activations row by row"
     norm_in_double = True
@@ -150,9 +152,10 @@ class Pipeline(StrategyFacts):
     @classmethod
     def proposals(cls, point: AutoPoint) -> Iterator[Proposal]:
         """Yield 1F1B with each number of stages that divides the ranks and does not exceed the blocks, in
-        order.
+        order, and the schedules that divide the backward pass where the blocks are enough for two stages a
+        rank.
 
-        The number of microbatches is the number of stages or more.
+        The number of microbatches is the number of stages or more; a divided backward pass has the most.
         """
         gpus = point.cell.gpus
         numbers = [stages for stages in range(2, gpus + 1) if gpus % stages == 0]
@@ -161,9 +164,14 @@ class Pipeline(StrategyFacts):
             samples = point.micro_batch(f"pipeline:gpipe:microbatches=1:dp={copies}")
             refused = samples if isinstance(samples, str) else None
             counts = [stages] if isinstance(samples, str) else microbatch_counts(samples, stages)
-            for count in counts:
-                strategy = f"pipeline:1f1b:microbatches={count}:dp={copies}"
-                yield Proposal(strategy=strategy, complexity=(8,), refused=refused)
+            schedules = [("1f1b", count) for count in counts]
+            schedules += [(name, counts[-1]) for name in SPLITTING if 2 * stages <= point.blocks]
+            for ranks, (schedule, count) in product((f"dp={copies}",), schedules):
+                yield Proposal(
+                    strategy=f"pipeline:{schedule}:microbatches={count}:{ranks}",
+                    complexity=(8, schedule != "1f1b"),
+                    refused=refused,
+                )
 
     def stages(self, cell: Cell, parts: ModelParts) -> list[list[Stage]]:
         """Return the stages of each rank of a pipeline: runs of blocks whose largest cost is minimal."""

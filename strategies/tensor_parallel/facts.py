@@ -35,6 +35,7 @@ class TensorParallel(StrategyFacts):
     help = "tensor parallelism: every rank computes a part of each layer"
     model = "strategies.tensor_parallel.model:TensorParallelModel"
     fixed_exchange = "it exchanges activations, not gradients"
+    unprojected = "on more ranks each rank computes a smaller part of each layer; name its ranks by fsdp:tp=N"
     contiguous = "it sends activations row by row"
     norm_in_double = True
     by_unit = True
@@ -57,6 +58,8 @@ class TensorParallel(StrategyFacts):
     def proposals(cls, point: AutoPoint) -> Iterator[Proposal]:
         if not point.several_nodes:
             yield Proposal(strategy="tp", complexity=(5,))
+            if point.tokens is not None:
+                yield Proposal(strategy="tp:sequence=true", complexity=(5, 1))
 
     def moments(self, cell: Cell, parts: ModelParts) -> Iterator[Footprint]:
         built, *others = super().moments(cell, parts)

@@ -10,13 +10,13 @@ from math import ceil
 
 import msgspec
 import pytest
-from builders import nano_cell, parts_of, plan_of
+from builders import nano_cell, parts_of, plan_of, request_of
 from packages import install
 
 from harness.launchers.plan_text import CHOICE_COLUMNS, CHOICE_NUMERIC, choice_rows
 from harness.plan.auto import Choice, StrategyCandidate, choose, lighter
 from harness.plan.estimate import estimated_step_time
-from harness.plan.expand import auto_choices
+from harness.plan.expand import auto_choices, expand
 from harness.plan.points import Reason
 from harness.plan.surroundings import MIB, SHARE, Devices, Limit, Measured, Surroundings, local_work
 from results.cell import Cell
@@ -320,7 +320,7 @@ def test_microbatches_divide_and_keep_all_stages_busy(samples, stages, counts) -
 
 def test_pipelines_are_weighed_on_many_gpus() -> None:
     """Llama 1B has 16 blocks: on 256 up to 16 stages, 256 / stages copies. 8 samples are 8 microbatches at
-    most."""
+    most. A divided backward pass has two stages a rank."""
     plan = plan_of(
         workload="llama-1b", gpus=256, strategy="auto", batch_size=8, device="cuda", gpus_per_node=8,
         precision="bf16",
@@ -334,9 +334,72 @@ def test_pipelines_are_weighed_on_many_gpus() -> None:
         "pipeline:1f1b:dp=64",
         "pipeline:1f1b:dp=64:microbatches=8",
         "pipeline:1f1b:dp=32:microbatches=8",
+        *(
+            f"pipeline:{name}:dp={dp}:microbatches=8"
+            for dp in (128, 64, 32)
+            for name in ("zero-bubble", "zbv")
+        ),
     ]
     refused = [name for name, _ in choice.refused if "pipeline" in name]
     assert refused == ["pipeline:1f1b:dp=16:microbatches=16"]
+    by_name = {candidate.strategy: candidate for candidate in choice.candidates}
+    whole, divided = (by_name[f"pipeline:{name}:dp=64:microbatches=8"] for name in ("1f1b", "zbv"))
+    assert divided.times.bubble < whole.times.bubble / 2
+
+
+def of_h100(**options) -> Plan:
+    """A plan for nodes of eight GPUs of 80 GB, which this machine need not have."""
+    request = request_of(device="cuda", gpus_per_node=8, precision="bf16", strategy="auto", **options)
+    request = msgspec.structs.replace(request, gpu_model="H100-SXM5-80GB")
+    return expand(request, study="s", created_at="2026-01-01T00:00:00Z")
+
+
+@pytest.mark.parametrize(
+    ("options", "chosen"),
+    [
+        # 32,768 tokens are 8 x 4,096: each of 8 ranks of a sequence has the activations of 4,096.
+        ({"seq": "4096"}, ["fsdp", "hsdp", "hsdp", "hsdp"]),
+        ({"seq": "32768"}, ["fsdp:cp=8", "hsdp:cp=8", "hsdp:cp=8", "hsdp:cp=8"]),
+    ],
+)
+def test_llama_7b_gets_a_grid_that_fits_at_every_length(options, chosen) -> None:
+    plan = of_h100(workload="llama-7b", gpus="8,16,64,256", **options)
+    assert [cell.strategy for cell in plan.cells] == chosen
+    for _, choice in auto_choices(plan):
+        found = choice.chosen
+        assert found.memory.total <= choice.around.room < 80e9
+        times = found.times
+        assert times.step == pytest.approx(times.compute + times.update + times.bubble + times.exposed)
+        assert sum(exposed for _, exposed in times.exchange.values()) == pytest.approx(times.exposed)
+        assert set(times.exchange) == {term.dimension for term in found.terms}
+        assert len(choice.candidates) + len(choice.refused) < 60
+
+
+def test_one_split_dimension_goes_before_two() -> None:
+    """On 8 GPUs at 32,768 tokens both fit: ranks of a sequence, and half as many with split layers. A longer
+    batch leaves the latter out of memory, too, and names what fits with checkpointing."""
+    long = {"workload": "llama-7b", "seq": "32768", "gpus": 8}
+    names = [one.strategy for one in weighed(of_h100(**long)).candidates if one.fits]
+    assert names == ["fsdp:cp=8", "fsdp:cp=4:sequence=true:tp=2"]
+    [skip] = of_h100(**long, batch_size=8).skips
+    assert "--activation-checkpointing" in skip.reason
+
+
+@pytest.mark.parametrize(
+    ("workload", "there", "absent"),
+    [
+        ("gpt-nano", {"fsdp:cp=4", "fsdp:cp=2:sequence=true:tp=2", "tp:sequence=true"}, {"gathered"}),
+        # 9 heads do not divide.
+        ("llama-125m", {"fsdp:attention=gathered:cp=4"}, {"fsdp:cp=2"}),
+        ("mlp", {"fsdp"}, {"cp=", "sequence"}),
+    ],
+)
+def test_sequences_are_split_where_there_are_some(workload, there, absent) -> None:
+    choice = weighed(plan_of(workload=workload, gpus=4, strategy="auto"))
+    names = {candidate.strategy for candidate in choice.candidates}
+    assert there <= names
+    every = [*names, *dict(choice.refused)]
+    assert not [name for name in every for word in absent if word in name]
 
 
 PROPOSING = """
@@ -378,7 +441,7 @@ def test_refusals_that_differ_in_a_number_are_one_row() -> None:
     told = [text for text in choice_rows(weighed(plan)) if "pipeline" in text[0] and "multiple" in text[-1]]
     assert [(text[0], text[-1]) for text in told] == [
         (
-            "pipeline:1f1b:dp=4 and 2 more",
+            "pipeline:1f1b:dp=4 and 6 more",
             "the micro-batch (2 samples) must be a multiple of microbatches (4); give another --batch-size, "
             "or microbatches that divide 2, and the like",
         )
@@ -531,13 +594,24 @@ def test_accumulation_is_named_where_it_costs_nothing() -> None:
     [
         (75_000, "--activation-checkpointing selective "),
         (60_000, "--strategy fsdp "),
-        (50_000, "--activation-checkpointing all "),
+        (50_000, "--strategy fsdp:cp=4:reshard=false with micro-batches of 1 "),
+        (41_000, "--activation-checkpointing all "),
     ],
 )
 def test_one_sample_is_helped_by_the_cheapest_change_that_is_enough(room, options) -> None:
-    """Selective checkpointing costs least by prediction, then gathering again, then a forward pass."""
+    """Selective checkpointing costs least by prediction, then gathering again, then the exchange of a
+    sequence's ranks, then a forward pass."""
     kept = nano_cell("fsdp:reshard=false", 8, workload="llama-7b", micro_batch=1)
     assert str(told(kept, room * MIB)).startswith(f"{options}fits by prediction")
+
+
+def test_a_long_sequence_is_helped_by_more_ranks_for_it() -> None:
+    """Half of the tokens are half of the activations, and cost less than a second forward pass."""
+    cell = nano_cell("fsdp", 8, workload="llama-7b:seq=32768", micro_batch=1)
+    half = msgspec.structs.replace(cell, strategy="fsdp:cp=2", model_parallel=2)
+    words = str(told(cell, size(half) + MIB))
+    assert words.startswith("--strategy fsdp:cp=2 with micro-batches of 1 fits by prediction")
+    assert "cp=" not in str(told(nano_cell("fsdp", 8, workload="mlp", micro_batch=1), 4 * MIB))
 
 
 def test_what_no_single_change_helps_is_not_told() -> None:

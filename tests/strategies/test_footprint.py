@@ -189,9 +189,9 @@ def test_fsdp_by_hand() -> None:
 
 
 def test_parts_of_sequences_by_hand() -> None:
-    """Two samples of which a rank has half of the tokens are as one, with the angles of a block kept once.
+    """Two samples of which a rank has half of the tokens are as one, with the angles of these tokens.
     Gathered keys and values of a block are the other half of two inputs of 400 bytes, for two samples."""
-    halved = 40 + 4 * (1600 + 100) + 2000 + 2 * 1600
+    halved = 40 + 4 * (1600 + 50) + 2000 + 2 * 1600
     assert total("fsdp", 4) - total("fsdp:cp=2", 4) == BEGIN - halved
     assert total("fsdp:attention=gathered:cp=2", 4) - total("fsdp:cp=2", 4) == 4 * 2 * 400
 

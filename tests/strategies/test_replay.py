@@ -23,6 +23,7 @@ def exposed(*operations: Operation, work: Work = WORK, at_once: int = 1) -> floa
     found = replay(work, operations, lambda each: each.payload_bytes, at_once=at_once)
     assert found.compute_s == work.compute_s
     assert found.step_s == pytest.approx(found.compute_s + found.exposed_s)
+    assert sum(waited for _, waited in found.exchange.values()) == pytest.approx(found.exposed_s)
     return found.exposed_s
 
 
@@ -52,6 +53,13 @@ def exposed(*operations: Operation, work: Work = WORK, at_once: int = 1) -> floa
 )
 def test_a_step_by_hand(operations, seconds) -> None:
     assert exposed(*operations) == pytest.approx(seconds)
+
+
+def test_a_wait_is_of_the_dimension_that_computation_needs() -> None:
+    """Half of 5 s from 8 on is over at 12, beside 2 s of another group from 10 on; 1 s alone, then 2."""
+    both = [operation(5, 8, dimension="shard"), operation(3, 12, 12, dimension="context")]
+    found = replay(WORK, both, lambda each: each.payload_bytes)
+    assert found.exchange == {"shard": (5, pytest.approx(2)), "context": (3, pytest.approx(2))}
 
 
 def test_operations_that_run_together_share_the_network() -> None:

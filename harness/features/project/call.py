@@ -11,7 +11,7 @@ import msgspec
 
 from harness.features.project.project import projected_series
 from harness.features.project.records import PROJECTION, Projection, digest, projection_path
-from harness.features.project.refusals import Outside
+from harness.features.project.refusals import NOT_DENSE, Outside
 from harness.features.project.replays import Replayer, measured_gbps, other_network
 from harness.plan.estimate import predicted_bytes
 from harness.plan.surroundings import Devices, Surroundings
@@ -101,7 +101,7 @@ def outside_of(
         replay=Replayer(study=study, figures=figures, table=table, other=other)
         if table
         else lambda of: "no network table was given (--network FILE, of bench network)",
-        projects=_projects,
+        unprojected=_unprojected,
         memory=cache(_memory),
         room=_room,
         fitting=_fitting,
@@ -146,12 +146,12 @@ def show(found: Projection, console: Console) -> None:
         console.sentence(remark)
 
 
-def _projects(cell: Cell) -> bool:
-    """Whether sizes of the cell's strategy are projected; False for a package that is not installed."""
+def _unprojected(cell: Cell) -> str | None:
+    """Why sizes of the cell's strategy are not projected, such as a package that is not installed."""
     try:
-        return STRATEGIES.facts(cell.strategy).projected and cell.dense
-    except BenchError:
-        return False
+        return STRATEGIES.facts(cell.strategy).unprojected or (None if cell.dense else NOT_DENSE)
+    except BenchError as error:
+        return str(error)
 
 
 def _memory(cell: Cell, per_node: int) -> int | None:
@@ -176,7 +176,7 @@ def _fitting(cell: Cell, share: float) -> str | None:
     """A strategy, or activation checkpointing, that takes at most a share of a cell's memory."""
     others = {"--activation-checkpointing": msgspec.structs.replace(cell, activation_checkpointing=True)}
     for facts in STRATEGIES.all_facts:
-        if facts.projected and facts.distributed:
+        if facts.unprojected is None and facts.distributed:
             others[f"--strategy {facts.name}"] = msgspec.structs.replace(cell, strategy=facts.name)
     room = share * (_memory(cell, cell.gpus) or 0)
     known = {words: _memory(other, cell.gpus) for words, other in others.items()}

@@ -26,13 +26,16 @@ NETWORK_HOURS = 1 / 20
 """Assumed hours of a measurement of the network, which takes a minute and its start-up."""
 
 
+NOT_DENSE = "what a compressor, or another collective than the default, takes has no closed form"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
     """Functions for facts of cells that only strategies know. By default these are unknown."""
 
     replay: Callable[[Measured], Replays] = lambda of: "no network table was given"
-    projects: Callable[[Cell], bool] = lambda cell: cell.dense
-    """Whether sizes of its strategy, with its exchange, are projected."""
+    unprojected: Callable[[Cell], str | None] = lambda cell: None if cell.dense else NOT_DENSE
+    """Why sizes of its strategy, with its exchange, are not projected, as a clause; None if they are."""
     memory: Callable[[Cell, int], int | None] = lambda cell, per_node: None
     """Bytes of the fullest rank in closed form, on nodes of a number of devices; None if not known."""
     room: Callable[[CellFigures], int | None] = lambda one: None
@@ -61,8 +64,8 @@ class Asked:
         return self.of.curve.key
 
     @property
-    def projects(self) -> bool:
-        return self.outside.projects(self.of.last.cell)
+    def unprojected(self) -> str | None:
+        return self.outside.unprojected(self.of.last.cell)
 
     def memory(self, gpus: int) -> int | None:
         """The measured peak of the largest size, times what the closed form says that it changes."""
@@ -96,7 +99,7 @@ class Asked:
         """A lift by a network table of a number of devices; None where a replay would not use it."""
         computed = any(run.budget for one in self.of.cells for run in one.runs)
         call = self.outside.network_call
-        if call is None or not (self.projects and self.of.weak and computed):
+        if call is None or self.unprojected or not (self.of.weak and computed):
             return None
         hours = gpus * NETWORK_HOURS if self.of.last.cell.device == "cuda" else None
         return self._priced(call(gpus), f"the network of {gpus:,} devices", hours)
@@ -118,9 +121,9 @@ def refusal(asked: Asked, gpus: int) -> Refusal | None:
 
 
 def _strategy(asked: Asked, gpus: int) -> Refusal | None:
-    if asked.projects:
+    if (why := asked.unprojected) is None:
         return None
-    reason = f"{asked.key.label} is not projected (docs/projection.md)"
+    reason = f"{asked.key.label} is not projected: {why} (docs/projection.md)"
     return Refusal(kind="strategy", reason=reason, lift=asked.itself(gpus))
 
 
@@ -230,8 +233,10 @@ def _law(asked: Asked, gpus: int) -> Refusal | None:
 def _one_size(asked: Asked, gpus: int) -> Refusal:
     largest, replay = asked.of.largest, asked.answer.replays
     reason = f"one size was measured, and a replay does not answer: {replay}"
-    half = largest // 2
-    if half >= 2:
+    half, each = largest // 2, asked.of.last.cell.model_parallel
+    if max(half, 1) < each:
+        lift = asked.runs(f"{2 * largest:,} as well", [2 * largest])
+    elif half >= 2:
         lift = asked.runs(f"{half:,} as well", [half])
     elif largest == 2:
         alone = replace(asked.key, strategy=BASELINE_STRATEGY)

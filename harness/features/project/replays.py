@@ -19,6 +19,7 @@ from harness.plan.surroundings import Devices, Measured, Surroundings
 from reports.analysis.figures import CellFigures
 from reports.analysis.study import StudyFigures
 from reports.text import listed, percent
+from results.cell import BASELINE_STRATEGY
 from results.errors import BenchError, SchemaError, UsageError, nearest
 from results.network import Measurement, NetworkFacts, NetworkTable
 from results.parts import Unknown
@@ -66,11 +67,16 @@ class Replayer:
             return str(error)
         if isinstance(parts, Unknown):
             return f"the messages of {last.cell.workload} are not known: {parts.reason}"
-        if not (strategy.projected and strategy.distributed and last.cell.dense):
+        if strategy.unprojected or not (strategy.distributed and last.cell.dense):
             return f"the messages of {last.cell.strategy} are not replayed"
         if unlike := self.unlike(last):
             return f"the network table describes another network ({listed(unlike, last='; ')})"
         if self.measured.work(last.cell) is None:
+            if last.cell.model_parallel > 1:
+                ranks = f"{last.cell.model_parallel} ranks compute each sample together"
+                return (
+                    f"{ranks}, and the computation of one was not measured: measure {BASELINE_STRATEGY} too"
+                )
             return "the computation of its batch of a replica was not measured: a budget needs --quads"
         records = self._records(last)
         here, there = self.measured, replace(self.measured, network=self.other or self.table)

@@ -48,6 +48,7 @@ class Measured:
     cells: tuple[CellFigures, ...]
     """The cells by size, with the single device in front; without emulated ones if others are there."""
     steps: Steps
+    """Without sizes that divide a replica over another number of ranks: a rank there does other work."""
     per_node: int
     """Devices of a node, as far as the study shows."""
     targets: tuple[int, ...]
@@ -85,16 +86,18 @@ def measured(curve: Curve, *, to: int, per_node: int) -> Measured:
     """The sizes of a curve that have figures."""
     every = tuple(cells_of(curve))
     cells = tuple(one for one in every if one.no_claim is None) or every
-    largest = cells[-1].cell.gpus
+    largest, ranks = cells[-1].cell.gpus, cells[-1].cell.model_parallel
+    alike = [one for one in cells if one.cell.model_parallel == ranks]
     doubled = [largest * 2**times for times in range(1, max(1, to // largest).bit_length())]
     return Measured(
         curve=curve,
         cells=cells,
         steps=Steps(
-            gpus=tuple(one.cell.gpus for one in cells),
-            ns=tuple(fmean(one.run_step_ns) for one in cells),
+            # Lists: a generator is a call for each item, in a loop over all cells of a study.
+            gpus=tuple([one.cell.gpus for one in alike]),
+            ns=tuple([fmean(one.run_step_ns) for one in alike]),
             pool_slope=shipped().slope,
-            noise=max(_noise(one.step_ns) for one in cells),
+            noise=max([_noise(one.step_ns) for one in alike]),
         ),
         per_node=per_node,
         targets=tuple(sorted({*doubled, *((to,) if to > largest else ())})),

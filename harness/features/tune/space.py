@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from harness.features.tune.records import TunedSetting, told
-from harness.plan.auto import AUTO
+from harness.plan.auto import AUTO, point_of
 from harness.plan.estimate import certain_bytes, estimated_step_time
 from harness.plan.expand import base_cell, expand
 from harness.plan.points import micro_batch_of
@@ -29,8 +29,7 @@ from results.plan import Request, Rule
 from results.spec import split
 from results.strict_yaml import FileKind, Where
 from strategies.catalog import STRATEGIES, group_layout
-from strategies.facts import AutoPoint
-from workloads.catalog import MEMBERS, WORKLOADS, facts
+from workloads.catalog import MEMBERS, WORKLOADS
 
 Learning = Literal["same", "rounding", "changed"]
 SEARCHED: Mapping[str, tuple[Learning, tuple[Any, ...]]] = {
@@ -240,11 +239,8 @@ def _filled(options: StudyFile, file: StudyFile, base: Request, devices: Devices
     batches = base.global_batch_sizes or [size * gpus for size in base.batch_sizes]
     batch = next(iter(batches), own * gpus)
     given = [name for name in items_of(asked, "strategy") if name is not None]
-    texts = [
-        text
-        for name in given or _proposed(base, batch, devices)
-        for text in ([name] if given and ":" in name else _variants(name))
-    ]
+    asked_for = {name: ":" not in name for name in given} or _proposed(base, batch, devices)
+    texts = [text for name, varied in asked_for.items() for text in (_variants(name) if varied else [name])]
     filled: dict[str, Any] = {name: list(tuned) for name, (_, tuned) in SEARCHED.items() if tuned}
     if batches:
         filled["accumulation"] = [parts for parts in _PARTS if batch % parts == 0]
@@ -256,22 +252,20 @@ def _filled(options: StudyFile, file: StudyFile, base: Request, devices: Devices
     return msgspec.structs.replace(asked, **filled, strategy=texts)
 
 
-def _proposed(base: Request, batch: int, devices: Devices) -> list[str]:
-    """The strategies that `auto` weighs, the simplest first."""
+def _proposed(base: Request, batch: int, devices: Devices) -> dict[str, bool]:
+    """The strategies that `auto` weighs, the simplest first, and whether their other options are varied."""
     [gpus], workload = base.gpus, base.workloads[0]
     cell = msgspec.structs.replace(base_cell(base, workload), gpus=gpus)
-    parts = facts(WORKLOADS.parse(workload)).parts
     size = Surroundings.of(cell, devices, base.gpus_per_node).node_size
 
     def micro_batch(strategy: str) -> int | str:
         groups = group_layout(STRATEGIES.parse(strategy).text, gpus, size)
         return micro_batch_of(batch, accumulation=1, replicas=gpus // groups.model_parallel)
 
-    blocks = 0 if isinstance(parts, Unknown) else len(parts.blocks)
-    point = AutoPoint(cell=cell, node_size=size, blocks=blocks, micro_batch=micro_batch)
+    point = point_of(cell, size, micro_batch)
     STRATEGIES.admit_all()
     found = [one for known in STRATEGIES.all_facts for one in known.proposals(point) if one.refused is None]
-    return [one.strategy for one in sorted(found, key=lambda one: one.complexity)]
+    return {one.strategy: one.varied for one in sorted(found, key=lambda one: one.complexity)}
 
 
 def _variants(text: str) -> Iterator[str]:

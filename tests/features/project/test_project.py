@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from harness.features.project.bands import band
+from harness.features.project.call import outside_of
 from harness.features.project.laws import CONSTANT, LAWS
 from harness.features.project.project import projected_series
 from harness.features.project.records import ProjectedSeries, ProjectedSize
@@ -19,6 +20,8 @@ from results.errors import UsageError
 from results.outcome import Evidence, Outcome
 from results.run import StepBudget
 from results.statistics import Metric
+from results.store import Study
+from strategies.catalog import STRATEGIES
 
 MS, NOTHING = 1e6, Outside()
 FLAT = {1: 10.0, 2: 10.0, 4: 10.2, 8: 10.2, 16: 10.4}
@@ -153,12 +156,31 @@ def test_two_environments_are_not_one_curve(new_study) -> None:
 
 
 def test_a_strategy_that_is_not_projected_says_so(new_study) -> None:
-    outside = Outside(projects=lambda cell: cell.strategy == "ddp")
+    outside = Outside(unprojected=lambda cell: None if cell.strategy == "ddp" else "reason of its facts")
     assert refused(projected(new_study({8: 10.0, 16: 10.0}), 32, outside)) == {}
     found = projected(new_study({8: 10.0, 16: 10.0}, strategy="tp"), 32, outside)
     assert refused(found) == {32: "strategy"}
     compressed = projected(new_study({8: 10.0, 16: 10.0}, compression="powersgd:4"), 32)
     assert refused(compressed) == {32: "strategy"}
+
+
+def test_sizes_that_divide_a_replica_otherwise_are_not_continued(new_study) -> None:
+    """Two ranks of a sequence take about half of what one device takes: the curve from 2 on is flat."""
+    fields = {"strategy": "fsdp:cp=2", "model_parallel": 2}
+    found = projected(new_study({1: 19.0, 2: 10.0, 4: 10.0, 8: 10.0, 16: 10.0}, **fields), 32)
+    assert size(found, 32).step_ns.value == 10.0 * MS
+    assert size(found, 32).samples_per_s.value == pytest.approx(32 / 2 * 8 / 10e-3)
+    [lift] = {one.refusal.lift.command for one in projected(new_study({2: 10.0}, **fields)).of("refused")}
+    assert "--strategy fsdp:cp=2 --gpus 4 " in lift
+
+
+@pytest.mark.parametrize("strategy", ["fsdp:cp=2", "fsdp:sequence=true:tp=2", "tp", "pipeline:zbv:pp=2"])
+def test_a_grid_is_projected_or_refused_with_the_reason(new_study, tmp_path, strategy) -> None:
+    study = new_study({8: 10.0, 16: 10.0}, strategy=strategy, model_parallel=2)
+    found = projected(study, 32, outside_of(Study(tmp_path), study, None))
+    why = STRATEGIES.facts(strategy).unprojected
+    assert [one.basis for one in found.sizes][2:] == ["refused" if why else "projected"]
+    assert why is None or why in size(found, 32).refusal.reason
 
 
 def test_ranks_on_cpu_that_have_no_core_each_are_refused(new_study) -> None:

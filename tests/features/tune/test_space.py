@@ -86,6 +86,15 @@ def test_an_option_at_its_default_differs_from_another_value_under_another_strat
     assert differing({"strategy": "fsdp", "reshard": "false"}, {"strategy": "ddp"}) == {"strategy"}
 
 
+def test_the_legal_grids_of_a_size_are_searched_with_their_default_options() -> None:
+    space = space_of(workload="llama-nano", gpus="4", global_batch_size="16", oversubscribe=True)
+    strategies = {one.cell.strategy for one in space.candidates}
+    grids = {name for name in strategies if "cp=" in name or "sequence=true" in name}
+    # tp is refused: 2 heads of keys and values do not divide by 4.
+    assert grids == {"fsdp:sequence=true:tp=2", "fsdp:cp=2", "fsdp:cp=4", "fsdp:cp=2:sequence=true:tp=2"}
+    assert {"fsdp:prefetch=1:tp=2", "pipeline:zbv:dp=2:microbatches=8"} <= strategies
+
+
 def test_what_auto_chooses_in_a_list_is_a_part_of_the_space() -> None:
     assert values(space_of("strategy: auto\n", global_batch_size="64"), "strategy")
 
