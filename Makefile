@@ -16,7 +16,7 @@ PYTEST := PERF_BRIEF=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist load
 # Where the environment forbids Python to write bytecode, each process of the tests would compile all it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test coverage quick seam compat engines programs planted knee gallery soak resume lint types contracts \
+.PHONY: demo test coverage quick seam compat engines programs planted grid knee gallery soak resume lint types contracts \
   perf perf-gate gpu reference docs format constraints clean
 
 demo: $(VENV)/.installed
@@ -40,6 +40,10 @@ seam: $(VENV)/.installed-dev
 # Every defect of tests/planted/defects.toml, one at a time, against the tests that must catch it.
 planted: $(VENV)/.installed-dev
 	$(BIN)/python tests/planted/plant.py $(WORDS)
+
+# Every row of tests/worker/grid.txt, on up to 8 real ranks whatever the cores: proven, or refused before the launch.
+grid: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -v -n 0 tests/worker/test_grid.py
 
 # How often the size that a report names is the true one, and the band of a replay holds the truth, on generated studies
 # (docs/evidence.md).

@@ -46,6 +46,8 @@ class ContextSplit:
         self._pieces = pieces(attention, link.size)
         self._chunks = [link.rank] if self._ulysses else [link.rank, self._pieces - 1 - link.rank]
         """This rank's chunks of the pieces of a sequence."""
+        hint = " (models that find packed documents make one if positions have a gap: try attention=ulysses)"
+        self._gap = "" if self._ulysses else hint
         self._causal: dict[tuple[int, int], Any] = {}
         """The mask of a causal chunk, by the number of its queries and of the keys that they see."""
         self._splits = self._attended = self._checked = False
@@ -72,6 +74,8 @@ class ContextSplit:
         """
         inputs, targets = self._split_targets(batch, loss)
         length = targets.shape[1]
+        named = self._named(inputs)
+        self._refuse_gaps(named, targets)
         own = torch.arange(length, device=targets.device).view(self._pieces, -1)[self._chunks].flatten()
 
         def cut(value: Any) -> Any:
@@ -85,7 +89,7 @@ class ContextSplit:
             # checkpointing torch cannot make them.
             self._causal[size, (place + 1) * size] = causal_lower_right(size, (place + 1) * size)
         self._splits = True
-        return self._named(inputs, cut) | {self._takes: positions}, cut(targets)
+        return {name: cut(value) for name, value in named.items()} | {self._takes: positions}, cut(targets)
 
     def end(self) -> None:
         """Let the model compute whole sequences again."""
@@ -106,28 +110,40 @@ class ContextSplit:
                 f"{targets.shape[1]} tokens of a sample do not divide into {self._pieces} chunks: "
                 f"{_OTHERWISE}"
             )
-        if self._ignores(targets):
+        return inputs, targets
+
+    def _named(self, inputs: Any) -> dict[str, Any]:
+        """Return the inputs by the names of the arguments of forward. Raises UsageError for positions of the
+        batch's own."""
+        if isinstance(inputs, Mapping):
+            if self._takes in inputs:
+                raise UsageError(
+                    f"context parallelism gives the model the positions of its tokens, and the batch has "
+                    f"{self._takes}, of packed documents perhaps: leave them out, or {_OTHERWISE}"
+                )
+            return dict(inputs)
+        given = inputs if isinstance(inputs, tuple | list) else [inputs]
+        if len(given) > len(self._names):
+            raise UsageError(f"the batch has {len(given)} inputs, and forward takes {', '.join(self._names)}")
+        return dict(zip(self._names, given, strict=False))
+
+    def _refuse_gaps(self, inputs: dict[str, Any], targets: Tensor) -> None:
+        """Raise UsageError on all ranks alike for tokens that a loss or a mask leaves out. On a GPU only the
+        first batch is looked at, because the host would wait for the device."""
+        if targets.device.type != "cpu" and self._checked:
+            return
+        self._checked = True
+        if not targets.is_floating_point() and bool((targets < 0).any()):
             raise UsageError(
                 f"context parallelism averages over equally many tokens of each rank, and these targets have "
                 f"some that a loss ignores (less than 0): leave padding out, or {_OTHERWISE}"
             )
-        return inputs, targets
-
-    def _ignores(self, targets: Tensor) -> bool:
-        """Return whether a loss ignores some targets. On a GPU only the first batch is looked at, because the
-        host would wait for the device."""
-        looked_at = targets.device.type == "cpu" or not self._checked
-        self._checked = True
-        return looked_at and not targets.is_floating_point() and bool((targets < 0).any())
-
-    def _named(self, inputs: Any, cut: Callable[[Any], Any]) -> dict[str, Any]:
-        """Return the inputs by the names of the arguments of forward, cut to this rank's tokens."""
-        if isinstance(inputs, Mapping):
-            return {name: cut(value) for name, value in inputs.items()}
-        given = inputs if isinstance(inputs, tuple | list) else [inputs]
-        if len(given) > len(self._names):
-            raise UsageError(f"the batch has {len(given)} inputs, and forward takes {', '.join(self._names)}")
-        return dict(zip(self._names, map(cut, given), strict=False))
+        for name, value in inputs.items():
+            if name.endswith("attention_mask") and isinstance(value, Tensor) and not bool(value.all()):
+                raise UsageError(
+                    f"context parallelism splits sequences of which every token counts, and {name} of the "
+                    f"batch leaves some out: leave padding out, or {_OTHERWISE}"
+                )
 
     def _forward(self, name: str, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
         """Call what a block computes with attention over all tokens."""
@@ -147,7 +163,7 @@ class ContextSplit:
         self._attended = True
         options = dict(zip(_OPTIONS, others, strict=False)) | named
         if options.pop("attn_mask", None) is not None:
-            _refuse(name, "gives attention an explicit mask, which holds for one rank's tokens")
+            _refuse(name, f"gives attention an explicit mask, which holds for one rank's tokens{self._gap}")
         if dropout := options.get("dropout_p", 0.0):
             _refuse(name, f"has dropout in attention ({dropout:g}), which ranks would draw apart")
         if not self._ulysses:

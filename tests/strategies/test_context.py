@@ -143,6 +143,8 @@ INPUTS = torch.zeros(2, 8)
         ((INPUTS, torch.zeros(2)), F.mse_loss, "(samples, tokens, ...)"),
         ((INPUTS[:, :6], INPUTS[:, :6]), F.mse_loss, "6 tokens of a sample do not divide into 4 chunks"),
         ((INPUTS, torch.full((2, 8), -100)), F.cross_entropy, "less than 0"),
+        (({"x": INPUTS, "positions": INPUTS}, INPUTS), F.mse_loss, "packed documents"),
+        (({"x": INPUTS, "attention_mask": INPUTS}, INPUTS), F.mse_loss, "attention_mask of the batch"),
     ],
 )
 def test_a_batch_that_cannot_be_split_is_refused(threads, batch, loss, words) -> None:

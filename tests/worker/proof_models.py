@@ -78,6 +78,54 @@ def last_token() -> Workload:
     return replace(whole, synthetic=synthetic, loss=loss)
 
 
+class Grouped(nn.Module):
+    """A block of attention whose four heads of queries share one of keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.mix = nn.Linear(16, 24), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.project(x).unflatten(2, (6, 4)).transpose(1, 2)
+        query, key, value = heads.split([4, 1, 1], dim=1)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return x + self.mix(mixed.transpose(1, 2).flatten(2))
+
+
+class GroupedGPT(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places, self.head = nn.Embedding(256, 16), nn.Embedding(16, 16), nn.Linear(16, 256)
+        self.blocks = nn.ModuleList(Grouped() for _ in range(2))
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        x = self.tokens(tokens) + self.places(torch.arange(16) if positions is None else positions)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def grouped() -> Workload:
+    layout = ModelLayout(blocks=("blocks.0", "blocks.1"))
+
+    def synthetic(generator: torch.Generator, samples: int) -> tuple[Any, Tensor]:
+        tokens = torch.randint(256, (samples, 17), generator=generator)
+        return tokens[:, :-1], tokens[:, 1:]
+
+    return Workload(module=GroupedGPT(), loss=gpt().loss, synthetic=synthetic, layout=layout)
+
+
+def padded() -> Workload:
+    """The last quarter of each sequence has no targets."""
+    whole = grouped()
+
+    def synthetic(generator: torch.Generator, samples: int) -> tuple[Any, Tensor]:
+        inputs, targets = whole.synthetic(generator, samples)
+        return inputs, torch.cat([targets[:, :12], torch.full((samples, 4), -100)], dim=1)
+
+    return replace(whole, synthetic=synthetic)
+
+
 class Conditioned(nn.Module):
     """A block that uses its second input twice; three of them are given the same one."""
 

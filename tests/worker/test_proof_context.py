@@ -15,6 +15,7 @@ from strategies.context.model import ContextSplit
 
 NANO: Fields = {"workload": "llama-nano:seq=32", "micro_batch": 2, "optimizer": "sgd:lr=0.05"}
 ULYSSES, GATHERED = (NANO | {"strategy": f"fsdp:cp=2{other}"} for other in ("", ":attention=gathered"))
+GROUPED: Fields = ULYSSES | {"workload": "py:proof_models:grouped"}
 
 
 def _heads_of_the_neighbour(rank: int, size: int) -> Planted:
@@ -68,6 +69,22 @@ def _label_lost_at_the_boundary(rank: int, size: int) -> Planted:
     return _in_the_part(change)
 
 
+def _gradients_of_repeated_heads_not_added(rank: int, size: int) -> Planted:
+    """Only the first of the copies of a head of keys or values gets its gradient."""
+
+    def wrong(original: Any, heads: Tensor, copies: int, dim: int) -> Tensor:
+        repeated: Tensor = original(heads, copies, dim=dim)
+        others = torch.arange(repeated.shape[dim]).remainder(copies).bool()[:, None, None]
+        return torch.where(others, repeated.detach(), repeated)
+
+    return wrapped(Tensor, "repeat_interleave", wrong)
+
+
+def _mean_over_ranks_rather_than_tokens(rank: int, size: int) -> Planted:
+    """Accept targets that a loss ignores, of which the ranks have unequal numbers."""
+    return wrapped(ContextSplit, "_refuse_gaps", lambda original, *given: None)
+
+
 def _targets_shifted_after_the_split(rank: int, size: int) -> Planted:
     return _in_the_part(lambda inputs, targets: (inputs, targets.roll(1, 1)))
 
@@ -83,6 +100,8 @@ def _targets_shifted_after_the_split(rank: int, size: int) -> Planted:
         (_positions_not_shifted, ULYSSES),
         (_label_lost_at_the_boundary, ULYSSES),
         (_targets_shifted_after_the_split, GATHERED),
+        (_gradients_of_repeated_heads_not_added, GROUPED),
+        (_mean_over_ranks_rather_than_tokens, GROUPED | {"workload": "py:proof_models:padded"}),
     ],
 )
 def test_a_sequence_that_is_split_wrongly_is_caught(proofs, mutation, fields) -> None:
@@ -92,7 +111,7 @@ def test_a_sequence_that_is_split_wrongly_is_caught(proofs, mutation, fields) ->
 
 
 @pytest.mark.parametrize(
-    "fields", [ULYSSES | {"clip_norm": 0.05}, GATHERED | {"activation_checkpointing": "selective"}]
+    "fields", [GROUPED, ULYSSES | {"clip_norm": 0.05}, GATHERED | {"activation_checkpointing": "selective"}]
 )
 def test_a_sequence_that_is_split_rightly_is_proven(proofs, fields) -> None:
     assert all(found["passed"] for found in proofs(2, fields))

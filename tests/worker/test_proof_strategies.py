@@ -143,13 +143,21 @@ def _data_by_rank_not_by_replica(rank: int, size: int) -> Planted:
     return patch.object(CellSetup, "replica", property(lambda self: self.rank.rank % self.cell.replicas))
 
 
-def _clipped_by_the_local_norm(rank: int, size: int) -> Planted:
+def _by_the_local_norm(model: Any) -> Planted:
     def wrong(gradients: Sequence[tuple[Tensor, int]], max_norm: float, *_: object) -> None:
         norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient, _ in gradients))
         for gradient, _ in gradients:
             gradient.mul_(min(1.0, max_norm / norm))
 
-    return patch.object(scratch_fsdp, "clip_shards", wrong)
+    return patch.object(model, "clip_shards", wrong)
+
+
+def _clipped_by_the_local_norm(rank: int, size: int) -> Planted:
+    return _by_the_local_norm(scratch_fsdp)
+
+
+def _clipped_by_the_norm_of_one_stage(rank: int, size: int) -> Planted:
+    return _by_the_local_norm(pipeline)
 
 
 def _clipped_too_far(rank: int, size: int) -> Planted:
@@ -222,6 +230,7 @@ MOMENTUM: Fields = {"optimizer": "sgd:lr=0.05"}
             marks=pytest.mark.slow,
         ),
         (_clipped_by_the_local_norm, 2, SHARDED | MOMENTUM | {"clip_norm": 0.1}, UPDATE),
+        (_clipped_by_the_norm_of_one_stage, 2, FOLDED | MOMENTUM | {"clip_norm": 0.1}, UPDATE),
         (_clipped_too_far, 2, SHARDED | {"optimizer": "sgd:lr=1e-4:momentum=0", "clip_norm": 0.1}, UPDATE),
         (_momentum_dropped_after_the_first_step, 2, SHARDED | MOMENTUM, STATE),
         pytest.param(

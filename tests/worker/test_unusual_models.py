@@ -62,6 +62,12 @@ def test_what_sharding_cannot_train_is_refused_by_its_name_and_line(
     assert reason.endswith("use ddp or scratch-ddp")
 
 
+def test_a_block_that_counts_its_tokens_in_its_input_is_refused_by_its_name(whole_runs) -> None:
+    reason = refused(whole_runs, "counted_in_inputs", "tp:sequence=true")
+    assert "layers.0" in reason
+    assert "sequence=true" in reason
+
+
 def test_a_search_for_a_cause_says_that_it_works_and_ends_in_time(monkeypatch) -> None:
     cell = a_cell(workload="py:unusual_models:dropped", strategy="scratch-fsdp", gpus=2, micro_batch=4)
     setup = CellSetup(cell=cell, rank=a_rank(0, 2), device=CPU, source_folder=Path(__file__).parent)

@@ -176,3 +176,38 @@ class Spectral(nn.Module):
 
 def spectral() -> Workload:
     return workload_of(Spectral())
+
+
+class Attention(nn.Module):
+    """It counts tokens in its input, as models of transformers do, and scales each by its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 16), nn.Linear(16, WIDTH)
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        heads = self.up(x).view(*x.shape[:-1], -1, 4) * places
+        return x + self.down(heads.flatten(2))
+
+
+class CountedInInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Attention() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.linspace(0, 1, x.shape[1])[:, None, None]
+        for layer in self.layers:
+            x = layer(x, places)
+        return x
+
+
+def counted_in_inputs() -> Workload:
+    def sequences(generator: torch.Generator, samples: int) -> tuple[Tensor, Tensor]:
+        x = torch.randn(samples, 4, WIDTH, generator=generator)
+        return x, x.roll(1, 1)
+
+    blocks = ("layers.0", "layers.1")
+    splits = (LinearSplit(name="up", by="outputs"), LinearSplit(name="down", by="inputs"))
+    layout = ModelLayout(blocks=blocks, splits=splits_of(blocks, splits))
+    return Workload(module=CountedInInputs(), loss=F.mse_loss, synthetic=sequences, layout=layout)

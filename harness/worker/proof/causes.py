@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from traceback import walk_stack
@@ -115,7 +116,12 @@ def _found(
         found = chain(_read_outside(watch, strategy.name), _changed(watch, strategy.name), _by_chance(watch))
     elif strategy.shards:
         found = _changed(watch, strategy.name)
-    return next(chain(found, _stacked(module, layout) if setup.groups.tensor > 1 else ()), None)
+    if setup.groups.tensor > 1:
+        found = chain(found, _stacked(module, layout))
+    if strategy.splits_tokens:
+        compute = partial(workload.loss_of, module, batch)
+        found = chain(found, _counted_in_inputs(module, layout, setup.groups.tensor, compute))
+    return next(found, None)
 
 
 def _read_outside(watch: Watch, strategy: str) -> Iterator[str]:
@@ -160,6 +166,44 @@ def _stacked(module: nn.Module, layout: ModelLayout) -> Iterator[str]:
                 f"{split.name} gives {layer.out_features} outputs, and {after.name} takes "
                 f"{reader.in_features}: if its weight has {times} matrices, stacked, the layout must say so "
                 f"(LinearSplit(name={split.name!r}, by='outputs', parts={times}))"
+            )
+
+
+def _counted_in_inputs(
+    module: nn.Module, layout: ModelLayout, ranks: int, compute: Callable[[], object]
+) -> Iterator[str]:
+    """Yield the block that fails if it has one of `ranks` parts of the tokens, and its split layers compute
+    with all of them."""
+    entered: list[str] = []
+
+    def enter(name: str, block: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        entered.append(name)
+        first, *others = inputs
+        return first.chunk(ranks, dim=1)[0] if len(entered) == 1 else first, *others
+
+    def gathered(_: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        return torch.cat([output] * ranks, dim=1)
+
+    def own(_: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        return output.chunk(ranks, dim=1)[0]
+
+    with ExitStack() as hooks, torch.no_grad():
+        for name in layout.blocks:
+            block = module.get_submodule(name)
+            hooks.callback(block.register_forward_pre_hook(partial(enter, name)).remove)
+        for split in layout.splits:
+            layer, after = module.get_submodule(split.name), gathered if split.by == "outputs" else own
+            hooks.callback(layer.register_forward_hook(after).remove)
+        last = module.get_submodule(layout.blocks[-1])
+        hooks.callback(last.register_forward_hook(gathered).remove)
+        try:
+            compute()
+        except Exception as error:
+            # A user's model may raise anything.
+            yield (
+                f"sequence parallelism gives {entered[-1]} a part of the tokens, and its split layers give "
+                f"all of them; it raises {error}: take numbers of tokens from the output of a split layer, "
+                f"not from the block's input, or leave sequence=true out"
             )
 
 
