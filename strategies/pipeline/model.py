@@ -97,7 +97,7 @@ class PipelineModel(ParallelModel):
         self._missing = MissingGradients(
             everyone, self._device, reason="every stage updates all that it trains"
         )
-        self._step = _Step(self._pieces)
+        self._step = _Step(self._pieces, self._cut.stages - 1)
         self._schedule: Any = None
         self._made_for: object = None
 
@@ -181,7 +181,7 @@ class PipelineModel(ParallelModel):
 
         Raises UsageError if a trained parameter had no gradient, as `MissingGradients` does.
         """
-        self._step.begins(task)
+        self._step.begins(task, self.observe_part)
         for index in range(task.accumulation):
             task.observer.begins(Phase.DATA)
             inputs, targets = self._step.tensors(next(batches))
@@ -252,20 +252,12 @@ class PipelineModel(ParallelModel):
                 # pass: this stage computes all of it at once. The first stage does so anyway.
                 dw_builder=None if stage == 0 or edges[stage].requires_grad else _nothing_left,
                 step=self._step,
-                observe=self._observe,
             )
             for stage in self._cut.stages_of(self._pipeline.rank)
         ]
-        settings: dict[str, Any] = {"loss_fn": self._scaled_loss, "scale_grads": False}
+        settings: dict[str, Any] = {"loss_fn": self._step.scaled_loss, "scale_grads": False}
         one = self._kind in ("gpipe", "1f1b")
         return _KINDS[self._kind](stages[0] if one else stages, self._pieces, **settings)
-
-    def _observe(self, stage: int, part: str) -> AbstractContextManager[object]:
-        return self.observe_part(stage, part)
-
-    def _scaled_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        with self.observe_part(self._cut.stages - 1, "loss"):
-            return self._step.scaled_loss(outputs, targets)
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         twice = {id(parameter) for parameter in self._shared}
@@ -296,11 +288,13 @@ def _ends(groups: GroupLayout) -> list[list[int]]:
 class _Step:
     """The step under way, for its stages and its schedule."""
 
-    def __init__(self, pieces: int) -> None:
-        self._pieces = pieces
+    def __init__(self, pieces: int, last: int) -> None:
+        self._pieces, self._last = pieces, last
 
-    def begins(self, task: GradientTask) -> None:
-        self.task = task
+    def begins(
+        self, task: GradientTask, observe: Callable[[int, str], AbstractContextManager[object]]
+    ) -> None:
+        self.task, self.observe = task, observe
         self.loss = torch.zeros((), dtype=torch.float64, device=task.device)
         """The mean loss, added up over this rank's microbatches so far; only the last stage has losses."""
         # A scaler has no factor before it has scaled a value, and every rank needs the factor.
@@ -324,7 +318,7 @@ class _Step:
 
     def scaled_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return a microbatch's share of the step's mean loss, times the scaler's factor."""
-        with self.context():
+        with self.observe(self._last, "loss"), self.context():
             loss = self.loss_of(outputs, targets) / (self.task.accumulation * self._pieces)
         self.loss += loss.detach()
         return self.task.scaler.scale(loss)
@@ -339,28 +333,24 @@ class _ObservedStage(PipelineStage):
     """A stage that reports its phases to the observer, whose waiting time counts to the phase before, and
     has what it computes observed, without its waiting time."""
 
-    def __init__(
-        self,
-        *arguments: Any,
-        step: _Step,
-        observe: Callable[[int, str], AbstractContextManager[object]],
-        **named: Any,
-    ) -> None:
+    def __init__(self, *arguments: Any, step: _Step, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._step, self._observe = step, observe
+        self._step = step
 
     def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
         self._step.task.observer.begins(Phase.FORWARD)
-        with self._observe(self.stage_index, "forward"):
+        with self._step.observe(self.stage_index, "forward"):
             return super().forward_one_chunk(*arguments, **named)
 
     def backward_one_chunk(self, *arguments: Any, **named: Any) -> None:
         self._step.task.observer.begins(Phase.BACKWARD)
-        with self._observe(self.stage_index, "backward" if named.get("full_backward", True) else "input"):
+        with self._step.observe(
+            self.stage_index, "backward" if named.get("full_backward", True) else "input"
+        ):
             super().backward_one_chunk(*arguments, **named)
 
     def backward_weight_one_chunk(self, *arguments: Any, **named: Any) -> None:
-        with self._observe(self.stage_index, "weights"):
+        with self._step.observe(self.stage_index, "weights"):
             super().backward_weight_one_chunk(*arguments, **named)
 
 
