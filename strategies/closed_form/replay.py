@@ -108,8 +108,8 @@ class ReplayedStep:
     waits_s: float
     """The time that a step takes longer because its slowest rank is slower than the mean rank."""
     exchange: Mapping[Dimension, tuple[float, float]]
-    """Seconds of the messages along each dimension while nothing else is sent, and those of `exposed_s` for
-    which computation waits for them."""
+    """Seconds of the messages along each dimension while nothing else is sent, and the part of `exposed_s` in
+    which computation waits for these messages."""
 
     @property
     def step_s(self) -> float:
@@ -131,14 +131,14 @@ def replay(
     step is the step of all; its delay is spread over its computation. Without delays all ranks are alike.
     """
     times = [each.count * seconds(each) for each in operations]
-    waited: dict[Dimension, float] = defaultdict(float)
+    waited = Counter[Dimension]()
     alike = _wall_s(work.compute_s, operations, times, at_once, 1.0, waited)
     slowest, sent = alike, dict.fromkeys((each.dimension for each in operations), 0.0)
     for each, seconds_of_it in zip(operations, times, strict=True):
         sent[each.dimension] += seconds_of_it
     if delays_s and work.compute_s:
         stretched = [max(0.0, 1.0 + delay / work.compute_s) for delay in delays_s]
-        walls = (_wall_s(work.compute_s, operations, times, at_once, factor) for factor in stretched)
+        walls = [_wall_s(work.compute_s, operations, times, at_once, each, Counter()) for each in stretched]
         slowest = fmean(walls)
     return ReplayedStep(
         compute_s=work.compute_s,
@@ -154,7 +154,7 @@ def _wall_s(
     times: Sequence[float],
     at_once: int,
     factor: float,
-    waited: dict[Dimension, float] | None = None,
+    waited: Counter[Dimension],
 ) -> float:
     """Return the end of a step whose computation takes `factor` times as long, event by event.
 
@@ -175,7 +175,7 @@ def _wall_s(
         now += passed
         if ahead:
             computed = goal if passed == ahead else computed + passed
-        elif waited is not None and line.deadlines:
+        else:
             waited[operations[line.deadlines[0][1]].dimension] += passed
         line.advance(running, passed)
     return now
