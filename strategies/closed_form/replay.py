@@ -150,8 +150,8 @@ def replay(
 def _wall_s(
     compute_s: float, operations: Sequence[Operation], times: Sequence[float], at_once: int, factor: float
 ) -> tuple[float, Mapping[Dimension, float]]:
-    """Return the end of a step whose computation takes `factor` times as long, event by event, and the seconds
-    for which computation waits for the operations of each dimension.
+    """Return the end of a step whose computation takes `factor` times as long, event by event, and the
+    seconds for which computation waits for the operations of each dimension.
 
     `times` are the seconds of each operation while no other runs.
     """
