@@ -37,7 +37,7 @@ class AutoPoint:
     micro_batch: Callable[[str], int | str]
     """Returns the samples of a micro-batch with a strategy, or why the strategy makes no sense there."""
     tokens: int | None = None
-    """Tokens of a sample; None: it has none, or that is not known."""
+    """Tokens of a sample; None: samples are not tokens, or their number is not known."""
     heads: int | None = None
     """Attention heads of queries; None: not known."""
 

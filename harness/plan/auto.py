@@ -322,7 +322,7 @@ def _changes(cell: Cell) -> Iterator[Iterable[tuple[str, Cell]]]:
 
 def _longer(cell: Cell, around: Surroundings) -> Iterator[tuple[str, Cell]]:
     """Yield the strategy with more ranks of a node for each sequence. A replica has the same samples, and an
-    update those of fewer replicas."""
+    update has the samples of fewer replicas."""
     groups, same = STRATEGIES.facts(cell.strategy).groups(cell.gpus, around.node_size), cell.micro_batch
     known = facts(WORKLOADS.parse(cell.workload))
     if "cp" not in STRATEGIES.parse(cell.strategy).options or known.unit != "tokens":

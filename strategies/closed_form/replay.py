@@ -108,8 +108,8 @@ class ReplayedStep:
     waits_s: float
     """The time that a step takes longer because its slowest rank is slower than the mean rank."""
     exchange: Mapping[Dimension, tuple[float, float]]
-    """Seconds of the messages along each dimension while nothing else is sent, and those of `exposed_s` for
-    which computation waits for them."""
+    """Seconds of the messages along each dimension while nothing else is sent, and the part of `exposed_s` in
+    which computation waits for these messages."""
 
     @property
     def step_s(self) -> float:
@@ -131,36 +131,31 @@ def replay(
     step is the step of all; its delay is spread over its computation. Without delays all ranks are alike.
     """
     times = [each.count * seconds(each) for each in operations]
-    waited: dict[Dimension, float] = defaultdict(float)
-    alike = _wall_s(work.compute_s, operations, times, at_once, 1.0, waited)
+    alike, waited = _wall_s(work.compute_s, operations, times, at_once, 1.0)
     slowest, sent = alike, dict.fromkeys((each.dimension for each in operations), 0.0)
     for each, seconds_of_it in zip(operations, times, strict=True):
         sent[each.dimension] += seconds_of_it
     if delays_s and work.compute_s:
         stretched = [max(0.0, 1.0 + delay / work.compute_s) for delay in delays_s]
-        walls = (_wall_s(work.compute_s, operations, times, at_once, factor) for factor in stretched)
+        walls = (_wall_s(work.compute_s, operations, times, at_once, factor)[0] for factor in stretched)
         slowest = fmean(walls)
     return ReplayedStep(
         compute_s=work.compute_s,
         exposed_s=alike - work.compute_s,
         waits_s=max(0.0, slowest - alike),
-        exchange={dimension: (busy, waited[dimension]) for dimension, busy in sent.items()},
+        exchange={dimension: (busy, waited.get(dimension, 0.0)) for dimension, busy in sent.items()},
     )
 
 
 def _wall_s(
-    compute_s: float,
-    operations: Sequence[Operation],
-    times: Sequence[float],
-    at_once: int,
-    factor: float,
-    waited: dict[Dimension, float] | None = None,
-) -> float:
-    """Return the end of a step whose computation takes `factor` times as long, event by event.
+    compute_s: float, operations: Sequence[Operation], times: Sequence[float], at_once: int, factor: float
+) -> tuple[float, Mapping[Dimension, float]]:
+    """Return the end of a step whose computation takes `factor` times as long, event by event, and the
+    seconds for which computation waits for the operations of each dimension.
 
-    `times` are the seconds of each operation while no other runs; the seconds for which computation waits are
-    added to `waited`, by dimension.
+    `times` are the seconds of each operation while no other runs.
     """
+    waited: dict[Dimension, float] = defaultdict(float)
     end = factor * compute_s
     line = _Line(operations, times, at_once, end, factor)
     now = computed = 0.0
@@ -175,10 +170,10 @@ def _wall_s(
         now += passed
         if ahead:
             computed = goal if passed == ahead else computed + passed
-        elif waited is not None and line.deadlines:
+        else:
             waited[operations[line.deadlines[0][1]].dimension] += passed
         line.advance(running, passed)
-    return now
+    return now, waited
 
 
 class _Line:

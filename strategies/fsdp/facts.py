@@ -182,17 +182,22 @@ def _grids(point: AutoPoint, name: str, ranks: int, last: int) -> Iterator[Propo
         size = tensor * context
         if size == 1 or tensor == ranks or point.node_size % size:
             continue
-        split = f"{name}:tp={tensor}" if tensor > 1 else name
         if context == 1:
-            yield Proposal(strategy=split, complexity=(6, 1, size, 0, last))
-        if point.tokens is None:
-            continue
-        words = [split] + ["sequence=true"] * (tensor > 1) + [f"cp={context}"] * (context > 1)
-        if context > 1 and (point.heads or size) % size:
-            words.append(f"attention={GATHERED}")
-        dimensions = 1 + (min(tensor, context) > 1)
-        order = (6, dimensions, size, context, last)
-        yield Proposal(strategy=":".join(words), complexity=order, varied=False)
+            yield Proposal(strategy=f"{name}:tp={tensor}", complexity=(6, 1, size, 0, last))
+        if point.tokens is not None:
+            gathered = (point.heads or size) % size > 0
+            words = [name, *_split_tokens(tensor, context, gathered)]
+            dimensions = 1 + (min(tensor, context) > 1)
+            order = (6, dimensions, size, context, last)
+            yield Proposal(strategy=":".join(words), complexity=order, varied=False)
+
+
+def _split_tokens(tensor: int, context: int, gathered: bool) -> Iterator[str]:
+    """Yield the options by which these ranks divide tokens; `gathered`: attention gathers keys and values."""
+    if tensor > 1:
+        yield f"tp={tensor}:sequence=true"
+    if context > 1:
+        yield f"cp={context}" + f":attention={GATHERED}" * gathered
 
 
 class Fsdp(Fsdp2Facts):

@@ -35,7 +35,7 @@ class TensorParallel(StrategyFacts):
     help = "tensor parallelism: every rank computes a part of each layer"
     model = "strategies.tensor_parallel.model:TensorParallelModel"
     fixed_exchange = "it exchanges activations, not gradients"
-    unprojected = "on more ranks each rank computes a smaller part of each layer; name its ranks by fsdp:tp=N"
+    unprojected = "on more ranks each rank computes a smaller part of each layer"
     contiguous = "it sends activations row by row"
     norm_in_double = True
     by_unit = True

@@ -56,7 +56,7 @@ def test_a_step_by_hand(operations, seconds) -> None:
 
 
 def test_a_wait_is_of_the_dimension_that_computation_needs() -> None:
-    """Half of 5 s from 8 on is over at 12, beside 2 s of another group from 10 on; 1 s alone, then 2."""
+    """The first one has 1 s left at 12. It then shares the network until 14; the other ends 2 s later."""
     both = [operation(5, 8, dimension="shard"), operation(3, 12, 12, dimension="context")]
     found = replay(WORK, both, lambda each: each.payload_bytes)
     assert found.exchange == {"shard": (5, pytest.approx(2)), "context": (3, pytest.approx(2))}
