@@ -122,12 +122,13 @@ $(ENGINES)/.installed: $(VENV)/.installed-dev
 	  --constraint constraints.txt 'deepspeed==0.19.8'
 	touch $@
 
-# Programs that others wrote, under bench (docs/programs.md), and uploads to trackers, in an environment like that of
+# Programs and models that others wrote, under bench (docs/programs.md), and uploads to trackers, in an environment like that of
 # engines. DeepSpeed's program runs in theirs, if it is there. torchtitan lends its log line alone: it needs a GPU to run.
 PROGRAMS := $(VENV)-programs
 TRACKERS := $(wildcard tests/features/trackers/requirements.txt)
 programs: $(PROGRAMS)/.installed
 	FOREIGN=1 PERF_BRIEF=1 OMP_NUM_THREADS=1 $(BIN)/pytest -q -m "not long" tests/features/programs/test_foreign.py
+	PERF_BRIEF=1 OMP_NUM_THREADS=1 $(PROGRAMS)/bin/python -m pytest -q tests/worker/test_transformers_models.py
 	$(if $(TRACKERS),PERF_BRIEF=1 OMP_NUM_THREADS=1 $(PROGRAMS)/bin/python -m pytest -q -m "not long" $(dir $(TRACKERS)))
 
 $(PROGRAMS)/.installed: $(VENV)/.installed-dev tests/features/programs/foreign/requirements.txt $(TRACKERS)

@@ -64,6 +64,8 @@ class StrategyFacts(CatalogFacts):
     model: ClassVar[str]
     """The `ParallelModel`, as `package.module:Class`; imported only on a rank."""
     places = ("model",)
+    checked: ClassVar[tuple[str, ...]] = ()
+    """Variants that `bench check` tries on two ranks as well."""
     engine: ClassVar[Engine | None] = None
     """The package that trains, and that need not be installed; None: torch and bench do."""
     distributed: ClassVar[bool | None] = True

@@ -75,6 +75,7 @@ def _examples() -> Iterator[str]:
             value = facts.positional
             is_needed = value is not None and value.default is None
             yield f"{facts.name}:{value.example}" if value and is_needed else facts.name
+            yield from facts.checked
 
 
 def count_own_parts(workload: str, folder: Path) -> None:

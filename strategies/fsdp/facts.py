@@ -206,6 +206,7 @@ class Fsdp(Fsdp2Facts):
     name = "fsdp"
     help = "torch's FSDP2: parameters, gradients and optimizer state in shards, block by block"
     options = _OPTIONS
+    checked = ("fsdp:cp=2",)
     aliases = (
         Entry(
             name="zero2",

@@ -32,6 +32,7 @@ class TensorParallel(StrategyFacts):
 
     name = "tp"
     options = OPTIONS
+    checked = ("tp:sequence=true",)
     help = "tensor parallelism: every rank computes a part of each layer"
     model = "strategies.tensor_parallel.model:TensorParallelModel"
     fixed_exchange = "it exchanges activations, not gradients"

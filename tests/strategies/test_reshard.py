@@ -16,10 +16,13 @@ from torch import Tensor
 
 from strategies import CheckpointWarning, Trainer
 from strategies.training.boxes import Box, rectangles
+from workloads.llama import LlamaShape
+from workloads.llama.model import build_llama
 
 Ranks = Callable[..., list[Any]]
 SHARDED = "scratch-fsdp"
 PIPELINE = "pipeline:1f1b:microbatches=2"
+FOLDED = "pipeline:zbv:microbatches=2"
 WAYS = (
     *(("ddp", 2, "fsdp", 3), ("fsdp", 3, "ddp", 2), ("fsdp", 2, "single", 1), ("single", 1, SHARDED, 3)),
     *(
@@ -27,18 +30,28 @@ WAYS = (
         ("fsdp:tp=2", 2, PIPELINE, 2),
         (PIPELINE, 2, "tp", 2),
         ("tp:sequence=true", 2, SHARDED, 2),
-        (PIPELINE, 2, "pipeline:zbv:microbatches=2", 2),
-        ("pipeline:zbv:microbatches=2", 2, "fsdp", 2),
+        (PIPELINE, 2, FOLDED, 2),
+        (FOLDED, 2, "fsdp", 2),
     ),
     *(("zero1", 2, "zero1", 3), ("zero1", 3, "scratch-fsdp:stage=1", 2), (SHARDED, 2, SHARDED, 3)),
+    *(("fsdp:tp=2:sequence=true", 4, "fsdp", 2), ("fsdp:tp=2:sequence=true", 4, FOLDED, 2)),
+    *(
+        ("fsdp:cp=2", 4, "fsdp", 2),
+        ("fsdp:cp=2:attention=gathered", 4, FOLDED, 2),
+        (FOLDED, 2, "fsdp:cp=2", 4),
+    ),
 )
+LLAMA = LlamaShape(
+    layers=4, width=16, heads=2, context=4, vocabulary=11, seq=4, kv_heads=1, hidden=24, tied=True
+)
+"""A model with attention, for context parallelism."""
 
 
-def opened(strategy: str, seed: int, optimizer: str = "adamw") -> Trainer:
+def opened(strategy: str, seed: int, attends: bool = False) -> Trainer:
     torch.manual_seed(seed)
-    trainer = a_trainer(
-        resuming.Blocks(), resuming.loss, layout=resuming.LAYOUT, strategy=strategy, optimizer=optimizer
-    )
+    made = build_llama(LLAMA) if attends else None
+    module, layout = (made.module, made.layout) if made else (resuming.Blocks(), resuming.LAYOUT)
+    trainer = a_trainer(module, resuming.loss, layout=layout, strategy=strategy, optimizer="adamw")
     trainer.attach(schedule=torch.optim.lr_scheduler.CosineAnnealingLR(trainer.optimizer, 9))
     return trainer
 
@@ -60,16 +73,18 @@ def whole(trainer: Trainer) -> dict[str, Any]:
     return {**found, "steps": torch.tensor(trainer.steps), "rate": torch.tensor(rate)}
 
 
-def saved(rank: int, strategy: str, folder: Path) -> dict[str, Any]:
-    trainer = opened(strategy, seed=0)
+def saved(rank: int, strategy: str, folder: Path, attends: bool = False) -> dict[str, Any]:
+    trainer = opened(strategy, 0, attends)
     train(trainer, 3)
     assert trainer.save(folder).wait() is not None
     return whole(trainer)
 
 
-def gone_on(rank: int, strategy: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def gone_on(
+    rank: int, strategy: str, folder: Path, attends: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The loaded state, and the state three steps later."""
-    trainer = opened(strategy, seed=1)
+    trainer = opened(strategy, 1, attends)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         resumed = trainer.resume(folder)
@@ -101,11 +116,12 @@ def frozen_less(values: dict[str, Any]) -> dict[str, Any]:
 def test_values_are_equal_and_training_goes_on_as_on_one_device(ranks, tmp_path, way) -> None:
     """All replicas see the same batches, so that every layout trains as one device does, up to rounding."""
     strategy, size, other, others = way
-    before = run(ranks, size, saved, strategy, tmp_path)
-    loaded, later = run(ranks, others, gone_on, other, tmp_path)
+    attends = any(":cp=" in name for name in (strategy, other))
+    before = run(ranks, size, saved, strategy, tmp_path, attends)
+    loaded, later = run(ranks, others, gone_on, other, tmp_path, attends)
     assert loaded.keys() == before.keys()
     torch.testing.assert_close(frozen_less(loaded), frozen_less(before), rtol=0, atol=0)
-    alone = opened("single", seed=0)
+    alone = opened("single", 0, attends)
     train(alone, 6)
     expected = whole(alone)
     assert later.keys() == expected.keys()

@@ -70,7 +70,7 @@ ROWS = _rows()
 
 
 def _expected() -> Iterable[frozenset[str]]:
-    """The dimensions alone, each pair of them, and the triples that the list has to have."""
+    """The dimensions that the list has to have: each alone, in pairs, and the triples."""
     tensor = ("tensor", "sequence")
     each = (SCHEDULES, ("replicate",), ("shard",), tensor, ATTENTION)
     for number in (1, 2):
@@ -117,7 +117,7 @@ def test_a_row_is_refused_by_name_before_the_launch_or_has_the_grid_that_it_says
 )
 def test_a_row_that_is_planned_is_proven_in_a_whole_run(whole_runs, row) -> None:
     fields = {"workload": WORKLOAD, "strategy": row.strategy, "micro_batch": 4, "optimizer": "adamw:lr=0.001"}
-    for record in whole_runs(row.ranks, fields | {"node_size": row.node_size}):
-        assert record["outcome"] is Outcome.OK, record["reason"]
-        assert record["proof"].passed
-        assert record["proof"].method == "serial-simulation"
+    records = whole_runs(row.ranks, fields | {"node_size": row.node_size})
+    assert [record["outcome"] for record in records] == [Outcome.OK] * row.ranks, records[0]["reason"]
+    assert records[0]["proof"].passed
+    assert records[0]["proof"].method == "serial-simulation"

@@ -70,7 +70,7 @@ def _at_an_entrance_not_summed(rank: int, size: int) -> Planted:
     return wrapped(model, "exchanged", wrong)
 
 
-def _tokens_of_the_neighbour(rank: int, size: int) -> Planted:
+def _own_tokens_of_the_neighbour(rank: int, size: int) -> Planted:
     return wrapped(sequence, "own_tokens", lambda original, values, link: original(values.flip(1), link))
 
 
@@ -87,7 +87,7 @@ def _norm_summed_over_the_ranks(rank: int, size: int) -> Planted:
         (_before_the_split_not_gathered, SPLIT, APART),
         (_after_the_blocks_summed, LLAMA, GRADIENT),
         (_at_an_entrance_not_summed, SPLIT, APART),
-        (_tokens_of_the_neighbour, LLAMA, GRADIENT),
+        (_own_tokens_of_the_neighbour, LLAMA, GRADIENT),
         (_norm_summed_over_the_ranks, SPLIT | {"clip_norm": 0.05}, UPDATE),
     ],
 )
