@@ -132,7 +132,7 @@ class FsdpModel(ParallelModel):
     def _shards_of_gradients(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.bare.named_parameters():
             if parameter.grad is not None:
-                yield name, local(parameter.grad)
+                yield name, cast(Tensor, local(parameter.grad))
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         # Each shard with the number of ranks that have the same one.

@@ -156,13 +156,17 @@ class _Guard:
 def _calls(units: Mapping[str, FSDPModule]) -> Iterator[tuple[Any, str, str]]:
     """Yield the attributes by which torch's groups of parameters exchange, and a description of each."""
     for unit, module in units.items():
-        # Attributes of torch 2.11 to 2.13; without them a step in which ranks differ fails in the backend.
-        state = module._get_fsdp_state()
-        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-        for group in groups:
+        for group in groups_of(module._get_fsdp_state()):
             for name, does in _EXCHANGES.items():
                 if hasattr(group, name):
                     yield group, name, f"{does} {unit or 'what is around the blocks'}"
+
+
+def groups_of(state: Any) -> list[Any]:
+    """Return torch's groups of parameters of one unit."""
+    # Attributes of torch 2.11 to 2.13; without them a step in which ranks differ fails in the backend.
+    several = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+    return [group for group in several if group is not None]
 
 
 def _gathered(local: Tensor, length: int, link: Link, device: torch.device) -> Tensor:
@@ -244,9 +248,9 @@ def _options(choice: BlockChoice, mesh: DeviceMesh) -> dict[str, Any]:
 
 
 def _view_of_local(view: View, values: Tensor) -> Tensor:
-    return view(local(values))
+    return view(cast(Tensor, local(values)))
 
 
-def local(gradient: Tensor) -> Tensor:
-    """Return this rank's shard of a gradient."""
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+def local(value: object) -> object:
+    """Return this rank's shard of a value that is sharded; any other value as it is."""
+    return value.to_local() if isinstance(value, DTensor) else value

@@ -48,6 +48,12 @@ class Pipeline(StrategyFacts):
             "pp": Option(
                 kind="int", default=0, minimum=0, help="ranks of a pipeline, instead of dp; 0: as dp leaves"
             ),
+            "shard": Option(kind="int", default=1, minimum=1, help="ranks that share each stage in shards"),
+            "reshard": Option(
+                kind="bool",
+                default=False,
+                help="with shard: gather a block for each pass of a microbatch, not once a step",
+            ),
         }
     )
     model = "strategies.pipeline.model:PipelineModel"
@@ -75,7 +81,7 @@ class Pipeline(StrategyFacts):
 
     def shape(self, ranks: int) -> Shape:
         """Return the schedule over the ranks of all pipelines."""
-        each = self.spec.integer("pp") or ranks // self.spec.integer("dp")
+        each = self.spec.integer("pp") or ranks // (self.spec.integer("dp") * self.spec.integer("shard"))
         return Shape(self.schedule, each, self.chunks, self.microbatches)
 
     @property
@@ -86,9 +92,11 @@ class Pipeline(StrategyFacts):
         each, copies = self.spec.integer("pp"), self.spec.integer("dp")
         if each and copies > 1:
             raise SpecError(f"{self.spec.text} has pp and dp, which follow from each other: leave dp out")
+        shard = self.spec.integer("shard")
+        left = quotient(self.spec.text, ranks, (each or copies) * shard)
         if each:
-            return GroupLayout(pipeline=each, replicate=quotient(self.spec.text, ranks, each))
-        return GroupLayout(pipeline=quotient(self.spec.text, ranks, copies), replicate=copies)
+            return GroupLayout(pipeline=each, replicate=left, shard=shard)
+        return GroupLayout(pipeline=left, replicate=copies, shard=shard)
 
     def refusal(self, cell: Cell) -> str | None:
         if cell.micro_batch % self.microbatches:
