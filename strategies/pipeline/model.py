@@ -37,7 +37,7 @@ from results.errors import UsageError
 from results.groups import GroupLayout
 from strategies.advice import SPLIT
 from strategies.collectives.link import Link
-from strategies.fsdp.shards import DeviceGrid, local
+from strategies.fsdp.shards import DeviceGrid, local, require_shardable
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.pipeline.facts import Pipeline
 from strategies.pipeline.order import SPLITTING
@@ -79,6 +79,8 @@ class PipelineModel(ParallelModel):
             idle = facts.bubble(groups.ranks)
             self.bubble_ideal = idle / (1 + idle)
         require_cuttable(module, layout)
+        if groups.shard > 1:
+            require_shardable(module, layout)
         self._twin = Twin(module)
         self._cut = cut_model(
             module,

@@ -14,10 +14,9 @@ from typing import Any
 
 from torch import nn
 
-from results.layout import ModelLayout
 from strategies.facts import StrategyFacts
 from strategies.fsdp.block_choices import BlockChoice
-from strategies.fsdp.shards import DeviceGrid, Shards, groups_of, require_shardable
+from strategies.fsdp.shards import DeviceGrid, Shards, groups_of
 
 
 class ShardedStages(Shards):
@@ -31,7 +30,6 @@ class ShardedStages(Shards):
         grid: DeviceGrid,
     ) -> None:
         """`module` has only what this rank's stages have. Collective over the ranks of these stages."""
-        require_shardable(module, ModelLayout(blocks=tuple(blocks)))
         self._reshards = facts.spec.flag("reshard")
         choice = BlockChoice(reshard=self._reshards)
         super().__init__(module, dict.fromkeys(blocks, choice), facts, grid)
