@@ -44,8 +44,8 @@ class Shards:
         split: TensorSplit | None = None,
         begin: Begin = lambda tensors: None,
     ) -> None:
-        """`choices` are those of each block, in the order of the forward pass; `begin` gives parameters their
-        values, unit by unit, before they are sharded; `split` has split layers before. Collective."""
+        """`choices` has one choice for each block, in the order of the forward pass; `begin` gives parameters
+        their values, unit by unit, before they are sharded; `split` has split layers before. Collective."""
         self.root = cast(FSDPModule, module)
         self._grid, self._split = grid, split
         self.blocks = _shard(module, choices, facts, grid.mesh, partial(self._begin_unit, begin))

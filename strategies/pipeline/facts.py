@@ -10,7 +10,7 @@ from types import MappingProxyType
 from results.cell import REFERENCE_STRATEGY, Cell
 from results.errors import SpecError
 from results.groups import GroupLayout
-from results.parts import ModelParts, Part, Saved, Weight
+from results.parts import VALUE_BYTES, ModelParts, Part, Saved, Weight
 from results.spec import Option
 from strategies.closed_form.moments import Footprint
 from strategies.closed_form.sizes import Activations, Sizes, Stage, Units
@@ -243,10 +243,8 @@ class Pipeline(StrategyFacts):
     def _moments_of(self, sizes: Sizes, rank: int) -> Iterator[Footprint]:
         parts, cell = sizes.parts, sizes.cell
         pieces, own = self.microbatches, self.stages(cell, parts)[rank]
-        sharded = sizes.groups.shard_ranks > 1
-        units = Units(
-            sizes, full=partial(padded_bytes, sizes.groups), halved=False, parts=parts_of_rank(parts, own)
-        )
+        sharded, has = sizes.groups.shard_ranks > 1, parts_of_rank(parts, own)
+        units = Units(sizes, full=partial(padded_bytes, sizes.groups), halved=False, parts=has)
         trained = units.trained.whole
         samples, flights = cell.micro_batch // pieces, self.kept(cell, rank)
         largest = max(
@@ -266,13 +264,8 @@ class Pipeline(StrategyFacts):
         # The second microbatch's backward pass begins with gradients, and the first one's activations freed.
         for gradients, activations in ((before, begin), (trained, begin - begin // flights)):
             yield Footprint(moment="backward begins", gradients=gradients, activations=activations, **during)
-        both_ends = any(stage.stem for stage in own) and any(stage.head for stage in own)
-        yield Footprint(
-            moment="backward ends",
-            gradients=trained + sizes.shared * both_ends,
-            activations=largest.end,
-            **during,
-        )
+        twice = VALUE_BYTES * has.trained.shared_values
+        yield Footprint(moment="backward ends", gradients=trained + twice, activations=largest.end, **during)
         if sharded:
             # What is around the blocks is freed, and its gradients are copied and summed, before blocks are.
             copies = 2 * units.trained.full_around

@@ -18,7 +18,7 @@ every rank has all of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
@@ -102,6 +102,8 @@ class PipelineModel(ParallelModel):
         self._copies = everyone.split(groups.groups("replicate", "shard")) if groups.replicas > 1 else None
         self._grid = DeviceGrid(everyone, groups, self._device) if groups.shard > 1 else None
         self._buffer_names = [name for name, _ in module.named_buffers()]
+        self._lengths = {name: len(value) if value.dim() else 1 for name, value in module.named_parameters()}
+        """The number of rows of each parameter of the complete model."""
         self._keep_own_stages(everyone, facts, groups)
         self._missing = MissingGradients(
             everyone, self._device, reason="every stage updates all that it trains"
@@ -133,8 +135,6 @@ class PipelineModel(ParallelModel):
         owners = self._cut.ranks_of(self.bare)
         rank = self._pipeline.rank
         named = dict(self.bare.named_parameters())
-        self._lengths = {name: len(value) if value.dim() else 1 for name, value in named.items()}
-        """The number of rows of each parameter of the complete model."""
         self._own = {name: value for name, value in named.items() if rank in owners[value]}
         """Parameters by their names in the complete model: a shared one may have another name in its
         stages."""
@@ -144,18 +144,21 @@ class PipelineModel(ParallelModel):
         stages = self._cut.stages_of(rank)
         prune(self.bare, {name for stage in stages for name in self._cut.modules(stage)})
         self._buffers = Buffers(self.bare)
-        self._shards: ShardedStages | None = None
-        if self._grid is not None:
-            blocks = [self._cut.layout.blocks[at] for stage in stages for at in self._cut.runs[stage]]
-            places = {value: name for name, value in self.bare.named_parameters()}
-            self._shards = ShardedStages(self.bare, blocks, facts, self._grid)
-            self._own = {name: self.bare.get_parameter(places[value]) for name, value in self._own.items()}
+        self._shards = None if self._grid is None else self._sharded(facts, self._grid, stages)
         self._shared = [value for name, value in self._own.items() if name in self._copied]
         # Gradients are averaged by the exchange that also serves a user's own loop.
         self._mean: GradientExchange | None = None
         if self._copies is not None and self._shards is None:
             settings = ExchangeSettings(group=self._copies.group)
             self._mean = GradientExchange(settings, device=self._device)
+
+    def _sharded(self, facts: Pipeline, grid: DeviceGrid, stages: Sequence[int]) -> ShardedStages:
+        """Shard this rank's stages, whose parameters are others then."""
+        blocks = [self._cut.layout.blocks[at] for stage in stages for at in self._cut.runs[stage]]
+        places = {value: name for name, value in self.bare.named_parameters()}
+        shards = ShardedStages(self.bare, blocks, facts, grid)
+        self._own = {name: self.bare.get_parameter(places[value]) for name, value in self._own.items()}
+        return shards
 
     def owned(self) -> Iterator[Owned]:
         if self._shards is not None:

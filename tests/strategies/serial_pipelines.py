@@ -73,7 +73,7 @@ class Serial:
 
 def mean_in_order(shape: Shape, replicas: int) -> dict[str, Tensor]:
     """Gradients of the first step of "tied": the sums of each rank are averaged over two replicas at most,
-    and then those of the table's two ends are added if they are on two ranks."""
+    and then the means of the table's two ends are added if they are on two ranks."""
     whole: dict[str, list[Tensor]] = defaultdict(list)
     every = [_sums_of_ranks(shape, replica) for replica in range(replicas)]
     for name, rank in every[0]:

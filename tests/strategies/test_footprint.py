@@ -259,9 +259,9 @@ def test_the_last_stage_of_a_pipeline_by_hand() -> None:
 
 
 def test_sharded_stages_of_a_pipeline_by_hand() -> None:
-    """Over 2: 510 and 320 values are even. The last of 2 stages has half of 2 x 320 + 510, twice that of
-    AdamW, and all of it gathered with the piece of the last block; buffers and activations are as without
-    shards. With `reshard` one block and its piece are gathered beside what is around the blocks."""
+    """Over 2: 510 and 320 values are even. The last of 2 stages has half of 2 x 320 + 510 values, twice as
+    many of AdamW, and all 1150 gathered with the piece of the last block; buffers and activations are as
+    without shards. With `reshard` one block and its piece are gathered, and what is around the blocks."""
     whole, around, block, activations = 4 * 1150, 4 * 510, 4 * 320, 2 * 3300 + 2 * 2000 + 2 * 2 * 1600
     found = footprint(cell_of("pipeline:1f1b:pp=2:shard=2", 4, micro_batch=8, model_parallel=2), SMALL)
     assert (found.parameters, found.optimizer, found.gathered) == (whole // 2, whole, whole + block)
