@@ -18,7 +18,7 @@ every rank has all of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
@@ -37,9 +37,11 @@ from results.errors import UsageError
 from results.groups import GroupLayout
 from strategies.advice import SPLIT
 from strategies.collectives.link import Link
+from strategies.fsdp.shards import DeviceGrid, local, require_shardable
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.pipeline.facts import Pipeline
 from strategies.pipeline.order import SPLITTING
+from strategies.pipeline.shards import ShardedStages
 from strategies.pipeline.stages import StageModule, Twin, cut_model, prune, require_cuttable
 from strategies.training.boxes import Owned, whole
 from strategies.training.clipping import clip_shards
@@ -77,6 +79,8 @@ class PipelineModel(ParallelModel):
             idle = facts.bubble(groups.ranks)
             self.bubble_ideal = idle / (1 + idle)
         require_cuttable(module, layout)
+        if groups.shard > 1:
+            require_shardable(module, layout)
         self._twin = Twin(module)
         self._cut = cut_model(
             module,
@@ -90,10 +94,17 @@ class PipelineModel(ParallelModel):
         self.decided_over = everyone = Link(setting.exchange.group)
         take_values(everyone, setting.fill, (*module.parameters(), *module.buffers()))
         self._pipeline = everyone.split(groups.groups("pipeline"), duplex=True)
+        self._parts = self._pipeline
+        """The link of the ranks that have different parts of one set of parameters."""
+        if groups.shard > 1:
+            self._parts = everyone.split(groups.groups("pipeline", "shard"))
         self._connect(circular=facts.schedule in ("interleaved", "zero-bubble"))
-        self._copies = everyone.split(groups.groups("replicate")) if groups.replicate > 1 else None
+        self._copies = everyone.split(groups.groups("replicate", "shard")) if groups.replicas > 1 else None
+        self._grid = DeviceGrid(everyone, groups, self._device) if groups.shard > 1 else None
         self._buffer_names = [name for name, _ in module.named_buffers()]
-        self._keep_own_stages(everyone, groups)
+        self._lengths = {name: len(value) if value.dim() else 1 for name, value in module.named_parameters()}
+        """The number of rows of each parameter of the complete model."""
+        self._keep_own_stages(everyone, facts, groups)
         self._missing = MissingGradients(
             everyone, self._device, reason="every stage updates all that it trains"
         )
@@ -118,60 +129,82 @@ class PipelineModel(ParallelModel):
                 elif link.rank == to:
                     link.receive(value, source).wait()
 
-    def _keep_own_stages(self, everyone: Link, groups: GroupLayout) -> None:
-        """Prune the model to this rank's stages. If two ranks share a parameter, each has a copy, with the
-        same gradient and so the same update."""
+    def _keep_own_stages(self, everyone: Link, facts: Pipeline, groups: GroupLayout) -> None:
+        """Prune the model to this rank's stages, and shard these. If two ranks share a parameter, each has a
+        copy, with the same gradient and so the same update."""
         owners = self._cut.ranks_of(self.bare)
         rank = self._pipeline.rank
         named = dict(self.bare.named_parameters())
-        self._names = list(named)
         self._own = {name: value for name, value in named.items() if rank in owners[value]}
         """Parameters by their names in the complete model: a shared one may have another name in its
         stages."""
         self._copied = {name for name, value in named.items() if len(owners[value]) > 1}
-        self._shared = [value for name, value in self._own.items() if name in self._copied]
         # All ranks create the groups, also ranks without a copy.
         self._ends = everyone.split(_ends(groups)) if self._copied else None
         stages = self._cut.stages_of(rank)
         prune(self.bare, {name for stage in stages for name in self._cut.modules(stage)})
         self._buffers = Buffers(self.bare)
+        self._shards = None if self._grid is None else self._sharded(facts, self._grid, stages)
+        self._shared = [value for name, value in self._own.items() if name in self._copied]
         # Gradients are averaged by the exchange that also serves a user's own loop.
         self._mean: GradientExchange | None = None
-        if self._copies is not None:
+        if self._copies is not None and self._shards is None:
             settings = ExchangeSettings(group=self._copies.group)
             self._mean = GradientExchange(settings, device=self._device)
 
+    def _sharded(self, facts: Pipeline, grid: DeviceGrid, stages: Sequence[int]) -> ShardedStages:
+        """Shard this rank's stages, whose parameters are others then."""
+        blocks = [self._cut.layout.blocks[at] for stage in stages for at in self._cut.runs[stage]]
+        places = {value: name for name, value in self.bare.named_parameters()}
+        shards = ShardedStages(self.bare, blocks, facts, grid)
+        self._own = {name: self.bare.get_parameter(places[value]) for name, value in self._own.items()}
+        return shards
+
     def owned(self) -> Iterator[Owned]:
+        if self._shards is not None:
+            return self._shards.owned(self._own.items())
         return (whole(name, parameter) for name, parameter in self._own.items())
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield complete parameters. Collective over the pipeline, as the next three methods.
+        """Yield complete parameters. Collective over the pipeline, as the next three methods, and over the
+        shards of its stages.
 
         They raise CopiesDifferError if the copies of a shared parameter, its gradient or its state differ
         between both ends of the pipeline.
         """
-        own = {name: {"": parameter} for name, parameter in self._own.items()}
-        return self._whole(own, self._names)
+        for name, values in self._whole({name: {"": value} for name, value in self._own.items()}):
+            yield name, cast(Tensor, values[""])
 
     def named_gradients(self) -> Iterator[tuple[str, Tensor]]:
         trained = ((name, parameter.grad) for name, parameter in self._own.items())
         own = {name: {"": gradient} for name, gradient in trained if gradient is not None}
-        return self._whole(own, self._names)
+        for name, values in self._whole(own):
+            yield name, cast(Tensor, values[""])
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
         own = {name: {"": buffer} for name, buffer in self.bare.named_buffers()}
-        return self._whole(own, self._buffer_names)
+        for name, values in gathered(own, self._buffer_names, self._pipeline, self._device):
+            yield name, cast(Tensor, values[""])
 
     def named_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, OptimizerState]]:
         states = ((name, optimizer.state.get(parameter)) for name, parameter in self._own.items())
-        own: dict[str, OptimizerState] = {name: state for name, state in states if state}
-        return gathered(own, self._names, self._pipeline, self._device, copied=self._copied)
+        return self._whole({name: state for name, state in states if state})
 
-    def _whole(
-        self, own: Mapping[str, Mapping[str, Tensor]], names: list[str]
-    ) -> Iterator[tuple[str, Tensor]]:
-        for name, values in gathered(own, names, self._pipeline, self._device, copied=self._copied):
-            yield name, cast(Tensor, values[""])
+    def _whole(self, own: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, OptimizerState]]:
+        """Gather values of parameters over the stages, and then over their shards."""
+        names = list(self._lengths)
+        shards = {name: {key: local(value) for key, value in values.items()} for name, values in own.items()}
+        for name, values in gathered(shards, names, self._pipeline, self._device, copied=self._copied):
+            if self._shards is not None:
+                length = self._lengths[name]
+                # A count of steps has no dimension.
+                values = {
+                    key: self._shards.of_local(name, value, length)
+                    if isinstance(value, Tensor) and value.dim()
+                    else value
+                    for key, value in values.items()
+                }
+            yield name, values
 
     def compute_gradients(self, batches: Iterator[Batch], task: GradientTask) -> Tensor:
         """Compute gradients as the base class does; every rank draws the micro-batches of its replica.
@@ -198,6 +231,8 @@ class PipelineModel(ParallelModel):
     def started(self) -> None:
         if self._copies is not None:
             take_from_first(self._copies, self._buffers.now())
+        if self._shards is not None:
+            self._shards.begin()
 
     def _run(self, inputs: Tensor, targets: Tensor) -> None:
         """Run forward and backward of one micro-batch by the schedule. The stages of a schedule have buffers
@@ -214,6 +249,8 @@ class PipelineModel(ParallelModel):
 
     def _exchange_gradients(self) -> None:
         """Average first over the copies, so that both ends of a pipeline round equally."""
+        if self._shards is not None:
+            self._shards.reduce()
         self._missing.refuse(
             [name for name, value in self._own.items() if value.requires_grad and value.grad is None]
         )
@@ -222,8 +259,7 @@ class PipelineModel(ParallelModel):
         for parameter in self._shared:
             if parameter.requires_grad:
                 assert self._ends is not None
-                assert parameter.grad is not None
-                self._ends.all_reduce(parameter.grad)
+                self._ends.all_reduce(cast(Tensor, local(parameter.grad)))
 
     def _new_schedule(self, inputs: Tensor) -> Any:
         rows, rest = divmod(inputs.shape[0], self._pieces)
@@ -260,13 +296,12 @@ class PipelineModel(ParallelModel):
         return _KINDS[self._kind](stages[0] if one else stages, self._pieces, **settings)
 
     def clip_gradients(self, max_norm: float) -> Tensor:
-        twice = {id(parameter) for parameter in self._shared}
         gradients = [
-            (parameter.grad, 2 if id(parameter) in twice else 1)
-            for parameter in self.parameters()
-            if parameter.grad is not None
+            (cast(Tensor, local(value.grad)), 2 if name in self._copied else 1)
+            for name, value in self._own.items()
+            if value.grad is not None
         ]
-        return clip_shards(gradients, max_norm, self._pipeline, self._device)
+        return clip_shards(gradients, max_norm, self._parts, self._device)
 
 
 def ideal_bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
