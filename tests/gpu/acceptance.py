@@ -93,13 +93,14 @@ GPU = SimpleNamespace(
     # Workloads of `correct`: in pairs with each of the other settings, and in one cell each.
     proven=(
         *("mlp", "resnet18-32px", "resnet18", "resnet50"),
-        *("gpt-nano", "gpt2-small", "llama-nano", "llama-125m"),
+        *("gpt-nano", "gpt2-small", "llama-nano", "llama-125m", "moe-nano"),
     ),
     once=("resnet101", "gpt2-medium", "gpt2-large"),
     precisions=("fp32", "tf32", "bf16", "fp16"),
     # Settings of `correct` that take too long together.
     left_out=tuple(
-        {"workload": each, "compile": True} for each in ("resnet18-32px", "gpt-nano", "llama-nano")
+        {"workload": each, "compile": True}
+        for each in ("resnet18-32px", "gpt-nano", "llama-nano", "moe-nano")
     ),
     batch=8,
     # The workloads of strategies that keep complete models, and of those that cut them.
@@ -114,6 +115,11 @@ GPU = SimpleNamespace(
     models=(
         *((model, 64, _FAST) for model in ("gpt2-medium", "gpt2-xl")),
         *((model, 16, _FAST) for model in ("llama-1b", "llama-7b")),
+        # The compiler stops at the number of tokens of each expert.
+        *(
+            (model, 16, _FAST | {"compile": False})
+            for model in ("granite-3b", "mixtral-8x7b", "mixtral-8x22b")
+        ),
     ),
     bare_s=90,
 )

@@ -75,6 +75,7 @@ def test_each_family_has_one_cpu_preset_and_the_defaults_on_cpu_are_such() -> No
         ("gpt", "gpt-nano"),
         ("llama", "llama-nano"),
         ("mlp", "mlp"),
+        ("moe", "moe-nano"),
         ("resnet", "resnet18-32px"),
     ]
     assert all(MEMBERS[name].cpu_preset for name in default_workloads("cpu"))
