@@ -120,7 +120,11 @@ class Trainer:
         if settings.activation_checkpointing:
             selective = settings.activation_checkpointing == "selective"
             checkpoint_blocks(module, layout, selective=selective)
-        self.link = Link(group) if STRATEGIES.facts(settings.strategy).distributed else None
+        facts = STRATEGIES.facts(settings.strategy)
+        self._recomputes = bool(settings.activation_checkpointing) or any(
+            facts.checkpoints(block) for block in range(len(layout.blocks))
+        )
+        self.link = Link(group) if facts.distributed else None
         """The link to the ranks that train together; None with `single`."""
         self.model = lay_out(
             module,
@@ -189,6 +193,7 @@ class Trainer:
             device=self.device,
             scaler=self.scaler,
             observer=self.observer,
+            recomputes=self._recomputes,
         )
         self._feedback.begin()
         try:

@@ -157,8 +157,14 @@ class Activations:
         computing = max(
             (int(_GRADIENT_SHARE * w) + w - k for w, k in zip(whole, kept, strict=True)), default=0
         )
-        autocasts = sizes.cell.precision in ("bf16", "fp16")
-        casts = HALF_BYTES * stage_values(model, stage, self._tensor) if autocasts else 0
+        casts = 0
+        if sizes.cell.precision in ("bf16", "fp16"):
+            again = [
+                block.values_over(self._tensor) for block, mode in zip(blocks, modes, strict=True) if mode
+            ]
+            # Weights of blocks that are computed again are cast block by block.
+            values = stage_values(model, stage, self._tensor) - sum(again) + max(again, default=0)
+            casts = HALF_BYTES * values
         held = flights * (stem + sum(kept)) + (flights - 1) * head + casts
         self.at_loss, self.at_block = held + losing, held + computing
         """Bytes when the backward pass of the first micro-batch begins, and when it is in the last block."""

@@ -42,7 +42,6 @@ from strategies.training.layouts import require_dense
 from strategies.training.loss import Batch, loss_of
 from strategies.training.observer import Phase
 from strategies.training.parallel import GradientTask, OptimizerState, ParallelModel, Setting
-from strategies.training.precision import autocast
 from strategies.training.replicas import Buffers, take_from_first
 
 
@@ -336,7 +335,7 @@ class DeepSpeedModel(ParallelModel):
                 self.started()
             self._engine.set_gradient_accumulation_boundary(index == task.accumulation - 1)
             with replaced(self._linear):
-                with autocast(task.precision, task.device):
+                with task.autocast():
                     loss = loss_of(self.module, batch, task.loss) / task.accumulation
                 task.observer.begins(Phase.BACKWARD)
                 self._engine.backward(loss, scale_wrt_gas=False)

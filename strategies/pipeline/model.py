@@ -50,7 +50,6 @@ from strategies.training.loss import Batch, BatchLoss
 from strategies.training.missing_gradients import MissingGradients
 from strategies.training.observer import Phase
 from strategies.training.parallel import GradientTask, OptimizerState, ParallelModel, Setting
-from strategies.training.precision import autocast
 from strategies.training.replicas import Buffers, take_from_first, take_values
 
 _KINDS: Mapping[str, type[Any]] = {
@@ -349,7 +348,7 @@ class _Step:
         )
 
     def context(self) -> AbstractContextManager[object]:
-        return autocast(self.task.precision, self.task.device)
+        return self.task.autocast()
 
     def scaled_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return a microbatch's share of the step's mean loss, times the scaler's factor."""

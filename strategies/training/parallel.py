@@ -106,6 +106,13 @@ class GradientTask:
     device: torch.device
     scaler: torch.amp.GradScaler
     observer: StepObserver
+    recomputes: bool
+    """Whether blocks are computed again in the backward pass."""
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return the context of forward and loss. If blocks are computed again, no weight is kept in half
+        precision from its forward to its backward pass."""
+        return autocast(self.precision, self.device, caches=not self.recomputes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +233,7 @@ class ParallelModel:
                 task.observer.begins(Phase.FORWARD)
                 if index == 0:
                     self.started()
-                with autocast(task.precision, task.device):
+                with task.autocast():
                     loss = loss_of(self.module, batch, task.loss) / task.accumulation
                 task.observer.begins(Phase.BACKWARD)
                 task.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]

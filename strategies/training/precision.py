@@ -17,10 +17,15 @@ from strategies.gradient_exchange import AuditableExchange
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context of forward and loss: autocast for `bf16` and `fp16`, none for `fp32` and `tf32`."""
+def autocast(
+    precision: Precision, device: torch.device, *, caches: bool = True
+) -> AbstractContextManager[object]:
+    """Return the context of forward and loss: autocast for `bf16` and `fp16`, none for `fp32` and `tf32`.
+
+    `caches`: a weight is cast once, and the result is kept until the context ends.
+    """
     dtype = _AUTOCAST.get(precision)
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype, cache_enabled=caches)
 
 
 def require_bf16_parameters(module: nn.Module, device: torch.device) -> None:

@@ -14,6 +14,7 @@ from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from harness.worker.proof.comparison import ProofFinding
 from harness.worker.proof.compressor_promises import Exchanged, Witness, compare_promises
 from results.errors import UsageError
+from results.layout import ModelLayout
 from strategies import Trainer, TrainSettings
 from strategies.catalog import COMPRESSIONS
 from strategies.compression.promise import Unbiased
@@ -185,3 +186,27 @@ def test_torch_does_not_compute_what_is_refused() -> None:
 
 def test_on_cuda_nothing_is_refused() -> None:
     require_bf16_parameters(nn.BatchNorm1d(3), torch.device("cuda"))
+
+
+class Noting(nn.Linear):
+    """Notes at each pass whether autocast keeps the casts of weights."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.kept: list[bool] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept.append(torch.is_autocast_enabled("cpu") and torch.is_autocast_cache_enabled())
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(("checkpointing", "kept"), [(False, [True]), (True, [False, False])])
+def test_weights_of_blocks_that_are_computed_again_are_not_kept_in_half_precision(
+    checkpointing, kept
+) -> None:
+    block = Noting()
+    settings = TrainSettings(optimizer=SGD, precision="bf16", activation_checkpointing=checkpointing)
+    layout = ModelLayout(blocks=("0",))
+    trainer = Trainer(nn.Sequential(block), F.cross_entropy, device=CPU, settings=settings, layout=layout)
+    trainer.step(iter([(torch.randn(4, 8), torch.tensor([0, 1, 2, 3]))]))
+    assert block.kept == kept
