@@ -19,10 +19,10 @@ from strategies.training.boxes import Box, rectangles
 from workloads.llama import LlamaShape
 from workloads.llama.model import build_llama
 
+FOLDED = "pipeline:zbv:microbatches=2"
 Ranks = Callable[..., list[Any]]
 SHARDED = "scratch-fsdp"
 PIPELINE = "pipeline:1f1b:microbatches=2"
-FOLDED = "pipeline:zbv:microbatches=2"
 WAYS = (
     *(("ddp", 2, "fsdp", 3), ("fsdp", 3, "ddp", 2), ("fsdp", 2, "single", 1), ("single", 1, SHARDED, 3)),
     *(
@@ -30,8 +30,8 @@ WAYS = (
         ("fsdp:tp=2", 2, PIPELINE, 2),
         (PIPELINE, 2, "tp", 2),
         ("tp:sequence=true", 2, SHARDED, 2),
-        (PIPELINE, 2, FOLDED, 2),
-        (FOLDED, 2, "fsdp", 2),
+        (PIPELINE, 2, "pipeline:zbv:microbatches=2", 2),
+        ("pipeline:zbv:microbatches=2", 2, "fsdp", 2),
     ),
     *(("zero1", 2, "zero1", 3), ("zero1", 3, "scratch-fsdp:stage=1", 2), (SHARDED, 2, SHARDED, 3)),
     *(("fsdp:tp=2:sequence=true", 4, "fsdp", 2), ("fsdp:tp=2:sequence=true", 4, FOLDED, 2)),
