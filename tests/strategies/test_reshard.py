@@ -19,10 +19,10 @@ from strategies.training.boxes import Box, rectangles
 from workloads.llama import LlamaShape
 from workloads.llama.model import build_llama
 
+FOLDED = "pipeline:zbv:microbatches=2"
 Ranks = Callable[..., list[Any]]
 SHARDED = "scratch-fsdp"
 PIPELINE = "pipeline:1f1b:microbatches=2"
-FOLDED = "pipeline:zbv:microbatches=2"
 STAGES = "pipeline:1f1b:microbatches=2:pp=2:shard=2"
 WAYS = (
     *(("ddp", 2, "fsdp", 3), ("fsdp", 3, "ddp", 2), ("fsdp", 2, "single", 1), ("single", 1, SHARDED, 3)),

@@ -70,7 +70,7 @@ ROWS = _rows()
 
 
 def _expected() -> Iterable[frozenset[str]]:
-    """The dimensions that the list has to have: each alone, in pairs, and the triples."""
+    """The dimensions that the list has to have: single ones, pairs, and the triples."""
     tensor = ("tensor", "sequence")
     each = (SCHEDULES, ("replicate",), ("shard",), tensor, ATTENTION)
     for number in (1, 2):

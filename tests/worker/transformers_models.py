@@ -1,4 +1,4 @@
-"""Models of transformers with random weights, `py:transformers_models:NAME`; nothing is downloaded."""
+"""Models of transformers with random weights: `py:transformers_models:NAME`."""
 
 from __future__ import annotations
 
