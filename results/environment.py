@@ -9,6 +9,10 @@ import msgspec
 
 from results.grouping import grouped
 
+LATER_FACTS = ("settings", "program", "process_group")
+"""The facts of pooling that older records lack: they count only if both runs have them, and are not part of
+a fingerprint."""
+
 
 class CodeVersion(msgspec.Struct, frozen=True, kw_only=True):
     """The code that measured."""
@@ -116,7 +120,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """The variables of other libraries that do the same (`harness.machine.device.other_settings`); None in
     records from before the field existed."""
     process_group: str = ""
-    """torch's class that moved the exchange, such as ProcessGroupNCCL; empty in records that lack it."""
+    """torch's class that moved the exchange, such as ProcessGroupNCCL: torch 2.15 builds another one for the
+    backend `nccl`. Empty in records that lack it."""
     interfaces: dict[str, str] = {}
     """The variables by which the user or bench named the network interfaces of Gloo and NCCL; a library that
     is not in it took its own."""
@@ -129,8 +134,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """The model that was built; None in older records."""
 
     def pooling_facts(self) -> dict[str, object]:
-        """Facts that must be equal for figures of two runs to be pooled; `settings` and `program` only
-        if both runs have them (`reports.analysis.pooling.differing`)."""
+        """Facts that must be equal for figures of two runs to be pooled; `LATER_FACTS` only if both runs
+        have them (`reports.analysis.pooling.differing`)."""
         facts: dict[str, object] = {
             "device_name": self.device_name,
             "cpu_model": self.cpu_model,
@@ -153,6 +158,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
             facts["settings"] = self.settings
         if self.program is not None:
             facts["program"] = self.program.facts()
+        if self.process_group:
+            facts["process_group"] = self.process_group
         return facts
 
     @property
@@ -176,9 +183,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fingerprint(self) -> str:
-        """12 hex digits over `pooling_facts` without `settings` and `program`, which older records lack."""
-        lacked = ("settings", "program")
-        facts = {name: fact for name, fact in self.pooling_facts().items() if name not in lacked}
+        """12 hex digits over `pooling_facts` without `LATER_FACTS`."""
+        facts = {name: fact for name, fact in self.pooling_facts().items() if name not in LATER_FACTS}
         data = msgspec.json.encode(facts, order="sorted")
         return hashlib.sha256(data).hexdigest()[:12]
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from results.cell import Cell
-from results.environment import Environment, unlike_facts
+from results.environment import LATER_FACTS, Environment, unlike_facts
 from results.outcome import Evidence, Outcome
 from results.run import RunResult
 
@@ -136,11 +136,11 @@ def _comparable(ok: Sequence[RunResult]) -> Sequence[RunResult]:
 def differing(first: Mapping[str, object], second: Mapping[str, object]) -> dict[str, tuple[str, str]]:
     """Return the facts in which two sets differ, each as a pair of strings, by name.
 
-    `settings` and `program` are compared only if both sets have them, because older records lack them. For
-    two programs the strings name the facts that differ, at most `_NAMED` of them.
+    `LATER_FACTS` are compared only if both sets have them. For two programs the strings name the facts that
+    differ, at most `_NAMED` of them.
     """
     both = first.keys() & second.keys()
-    names = sorted((first.keys() | second.keys()) - ({"settings", "program"} - both))
+    names = sorted((first.keys() | second.keys()) - ({*LATER_FACTS} - both))
     pairs = {name: (fact_text(first.get(name)), fact_text(second.get(name))) for name in names}
     if "program" in both:
         programs: tuple[Any, Any] = (first["program"], second["program"])

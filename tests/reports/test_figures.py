@@ -131,6 +131,19 @@ def test_runs_of_two_environments_are_not_pooled_and_the_difference_is_named(
     assert [left.reason for left in study.left_out] == ["torch: 2.12.0 here, 2.13.0 in the runs that count"]
 
 
+def test_runs_over_another_class_of_process_group_are_not_pooled(
+    planted, new_timing, new_environment
+) -> None:
+    cell = planted.series("weak", "ddp", [2], batch=4)[0]
+    for step_ms, group in [(50, "ProcessGroupNCCL"), (20, ""), (22, "ProcessGroupNCCL2")]:
+        planted.run(cell, new_timing(step_ms=step_ms, environment=new_environment(process_group=group)))
+    study = planted.analysed()
+    assert study.cells[cell.id].step_ns.value == pytest.approx(21e6)
+    assert [left.reason for left in study.left_out] == [
+        "process_group: ProcessGroupNCCL here, ProcessGroupNCCL2 in the runs that count"
+    ]
+
+
 def test_runs_of_other_settings_are_not_pooled_and_those_of_unknown_ones_are(
     planted, new_timing, new_environment
 ) -> None:

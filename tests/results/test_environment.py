@@ -30,7 +30,7 @@ NOT_POOLING = {
     "allocation": "slurm 17",
     "attention": ("math",),
     "interfaces": {"GLOO_SOCKET_IFNAME": "eth0"},
-    # Older records lack both: runs are compared pair by pair.
+    # Older records lack these: runs are compared pair by pair.
     "settings": {"FI_PROVIDER": "efa"},
     "program": Program(names_hash="aa", tensors={}, modules={}),
     "process_group": "ProcessGroupGloo",
