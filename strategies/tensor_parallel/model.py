@@ -126,6 +126,12 @@ class TensorSplit:
         """Return the number of ranks that have the same part of a parameter."""
         return 1 if self.cuts(name) else self.link.size
 
+    def owned(self, named: Iterable[tuple[str, nn.Parameter]]) -> Iterator[Owned]:
+        """Yield parameters with the places of this rank's parts."""
+        for name, parameter in named:
+            rows = range(parameter.shape[0] if parameter.dim() else 1)
+            yield Owned(parameter, tuple(self.boxes(name, parameter, rows)))
+
     def boxes(self, name: str, part: Tensor, rows: range) -> Iterator[tuple[Box, View]]:
         """Yield the places of rows of this rank's part in the complete parameter."""
         slicing = self._slicings.get(name)
@@ -155,9 +161,7 @@ class TensorParallelModel(ParallelModel):
         begin(module.buffers())
 
     def owned(self) -> Iterator[Owned]:
-        for name, parameter in self.bare.named_parameters():
-            rows = range(parameter.shape[0] if parameter.dim() else 1)
-            yield Owned(parameter, tuple(self._split.boxes(name, parameter, rows)))
+        return self._split.owned(self.bare.named_parameters())
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Collective."""
