@@ -29,6 +29,7 @@ from strategies.context.facts import OPTIONS as CONTEXT
 from strategies.facts import AutoPoint, Proposal, StrategyFacts, quotient
 from strategies.fsdp.facts import padded_bytes
 from strategies.pipeline.order import SPLITTING, Shape, idle_share, stages_of
+from strategies.tensor_parallel.facts import OPTIONS as SEQUENCE
 from strategies.tensor_parallel.facts import activation_messages
 
 _CHUNKS = 2
@@ -65,6 +66,7 @@ class Pipeline(StrategyFacts):
             ),
             "shard": Option(kind="int", default=1, minimum=1, help="ranks that share each stage in shards"),
             "tp": Option(kind="int", default=1, minimum=1, help="ranks that compute each layer together"),
+            **SEQUENCE,
             **CONTEXT,
             "reshard": Option(
                 kind="bool",
@@ -129,7 +131,22 @@ class Pipeline(StrategyFacts):
 
     def sizes(self, cell: Cell, parts: ModelParts) -> Sizes:
         groups, gathers = self.groups(cell.gpus, cell.node_size), self.attention == GATHERED
-        return Sizes(cell, parts, groups, self.checkpoints, gathers_keys=gathers)
+        return Sizes(
+            cell,
+            parts,
+            groups,
+            self.checkpoints,
+            gathers_keys=gathers,
+            splits_tokens=self.splits_tokens,
+        )
+
+    @property
+    def splits_tokens(self) -> bool:
+        return self.spec.flag("sequence")
+
+    def _of_tokens(self, groups: GroupLayout) -> int:
+        """Return the number of ranks over which the tokens between two stages are divided."""
+        return groups.context * (groups.tensor if self.splits_tokens else 1)
 
     def refusal(self, cell: Cell) -> str | None:
         if cell.micro_batch % self.microbatches:
@@ -151,6 +168,8 @@ class Pipeline(StrategyFacts):
             return f"{self.spec.text} has no shards: add shard=2, or leave reshard out"
         if self.attention is None and self.spec.word("attention") != ULYSSES:
             return f"{self.spec.text} splits no sequence: add cp=2, or leave attention out"
+        if self.splits_tokens and self.spec.integer("tp") == 1:
+            return f"{self.spec.text} splits no layers: add tp=2, or leave sequence out"
         if self.spec.flag("reshard") and self.schedule in SPLITTING:
             return (
                 f"{self.schedule} divides the backward pass, and needs the gathered parameters until the "
@@ -278,7 +297,12 @@ class Pipeline(StrategyFacts):
             (Activations(sizes, stage, samples=samples, flights=-(-flights // len(own))) for stage in own),
             key=lambda kept: kept.begin,
         )
-        received = samples * pieces * sum(_edges(parts, [stage])[0] for stage in own) // sizes.groups.context
+        received = (
+            samples
+            * pieces
+            * sum(_edges(parts, [stage])[0] for stage in own)
+            // self._of_tokens(sizes.groups)
+        )
         averaged = trained if sizes.groups.replicate > 1 and not sharded else 0
         rest = {"parameters": units.shard, "buckets": received + averaged}
         state, update = sizes.state(units.trained.shard), sizes.update(units.trained.shard)
@@ -320,7 +344,7 @@ class Pipeline(StrategyFacts):
             "activations",
             "send",
             ("pipeline", groups.pipeline),
-            payload=cell.batch_per_replica * payload / groups.context,
+            payload=cell.batch_per_replica * payload / self._of_tokens(groups),
             operations=cell.accumulation * self.microbatches * edges,
             overlap="compute",
         )
@@ -341,13 +365,13 @@ class Pipeline(StrategyFacts):
         """Yield the messages within the layers of the rank with the largest blocks."""
         every = (parts_of_rank(parts, own) for own in self.stages(cell, parts))
         own = max(every, key=lambda one: sum(block.input for block in one.blocks))
-        found: list[Term] = []
+        pieces, sequence = self.microbatches, self.splits_tokens
         if groups.tensor > 1:
-            found += activation_messages(cell, own, groups, self.checkpoints, sequence=False)
+            yield from activation_messages(
+                cell, own, groups, self.checkpoints, sequence=sequence, pieces=pieces
+            )
         if self.attention is not None:
-            found += attention_messages(cell, own, groups, self.attention, self.checkpoints)
-        # A microbatch has as many messages as a micro-batch has elsewhere.
-        yield from (replace(each, operations=self.microbatches * each.operations) for each in found)
+            yield from attention_messages(cell, own, groups, self.attention, self.checkpoints, pieces=pieces)
 
     def _messages_of_shards(self, cell: Cell, parts: ModelParts, groups: GroupLayout) -> Iterator[Term]:
         """Yield the messages of the rank with the largest shards: a gathering of each unit in a step, or with

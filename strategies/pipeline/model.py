@@ -21,6 +21,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -141,7 +142,9 @@ class PipelineModel(ParallelModel):
         self._grid, self._parts = grid, grid.along("pipeline", "shard", "context", "tensor")
         if grid.tensor is not None:
             # All ranks have all values by now.
-            self._split = TensorSplit(self.bare, layout, grid.tensor, lambda tensors: None)
+            self._split = TensorSplit(
+                self.bare, layout, grid.tensor, lambda tensors: None, sequence=facts.splits_tokens
+            )
         if facts.attention is not None:
             self._context = ContextSplit(self.bare, layout, grid.along("context"), facts.attention)
 
@@ -287,6 +290,11 @@ class PipelineModel(ParallelModel):
         )
         if self._mean is not None:
             self._mean.average(self.bare.parameters())
+        if self._split is not None:
+            values = ((name, cast(Tensor, local(value.grad))) for name, value in self._own.items())
+            self._split.sum_gradients(
+                ((name, gradient) for name, gradient in values if gradient is not None), self._device
+            )
         for parameter in self._shared:
             if parameter.requires_grad:
                 assert self._ends is not None
@@ -302,10 +310,18 @@ class PipelineModel(ParallelModel):
         piece = self._twin.tensor((rows, *inputs.shape[1:]), inputs.dtype)
         # Without these shapes torch would run the model to learn them, and send them to the next stage.
         edges = self._twin.edges(self._cut, piece, self._step.context)
+        begin: Callable[..., Tensor] | None = None
+        if self._split is not None and self._split.sequence is not None:
+            tokens = inputs.shape[1] // self._split.link.size
+            edges[1:-1] = [self._twin.of_tokens(edge, tokens) for edge in edges[1:-1]]
+            begin = partial(self._split.sequence.begin_stage, tokens=tokens)
         stages = [
             _ObservedStage(
                 StageModule(
-                    [self._step.placed(piece) for piece in self._cut.pieces(self.bare, stage)],
+                    [
+                        *([partial(begin, first=stage == 0)] if begin else []),
+                        *map(self._step.placed, self._cut.pieces(self.bare, stage)),
+                    ],
                     self._step.context,
                     [self.bare.get_submodule(name) for name in self._cut.modules(stage)],
                 ),

@@ -100,7 +100,7 @@ class TensorSplit:
         """
         _require_splittable(module, layout, link.size)
         self.link = link
-        self._sequence = SequenceSplit(module, layout, link) if sequence else None
+        self.sequence = SequenceSplit(module, layout, link) if sequence else None
         self._slicings: dict[str, Slicing] = {}
         for _, run in groupby(layout.splits, key=lambda split: (_owner(split.name), split.by)):
             beside = list(run)
@@ -114,9 +114,9 @@ class TensorSplit:
     def sum_gradients(self, gradients: Iterable[tuple[str, Tensor]], device: torch.device) -> None:
         """Sum the gradients, by name, of parameters that have seen only the tokens of this rank.
         Collective."""
-        if self._sequence is not None:
+        if self.sequence is not None:
             whole = ((name, value) for name, value in gradients if not self.cuts(name))
-            self._sequence.sum_gradients(whole, device)
+            self.sequence.sum_gradients(whole, device)
 
     def cuts(self, name: str) -> bool:
         """Return whether each rank has a part of a parameter."""

@@ -109,6 +109,12 @@ class SequenceSplit:
             ):
                 gradient.copy_(own.view_as(gradient))
 
+    def begin_stage(self, x: Tensor, *, tokens: int, first: bool) -> Tensor:
+        """Begin the forward pass of a stage of a pipeline, whose blocks take `tokens` tokens; `first`: it has
+        what lies before the blocks."""
+        self._tokens, self._within = tokens, not first
+        return x
+
     def _start(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Forget a forward pass that an error ended between two blocks."""
         self._within = False

@@ -32,6 +32,7 @@ WAYS = (
         ("pipeline:zbv:microbatches=2", 2, "fsdp", 2),
         ("fsdp:tp=2", 2, STAGES, 4),
         (STAGES, 4, "ddp", 2),
+        ("pipeline:1f1b:microbatches=2:pp=2:tp=2", 4, STAGES, 4),
     ),
     *(("zero1", 2, "zero1", 3), ("zero1", 3, "scratch-fsdp:stage=1", 2), (SHARDED, 2, SHARDED, 3)),
 )

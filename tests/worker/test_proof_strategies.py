@@ -23,6 +23,7 @@ from strategies.pipeline.shards import ShardedStages
 from strategies.pipeline.stages import Cut
 from strategies.scratch_fsdp import model as scratch_fsdp
 from strategies.tensor_parallel import model as tensor_parallel
+from strategies.tensor_parallel.model import TensorSplit
 from strategies.trainer import Trainer
 
 DOUBLES: Fields = GPT | {"workload": "py:proof_models:gpt_of_doubles"}
@@ -80,6 +81,13 @@ COARSE = "gradients agree within 0.03 of their L2 norm, parameter by parameter"
         (4, SHARDED_STAGES | TWICE_CLIPPED, 2, EACH),
         (4, FOLDED | {"strategy": "pipeline:zbv:pp=2:shard=2"} | TWICE_CLIPPED, 2, EACH),
         (8, FOLDED | {"strategy": "pipeline:1f1b:pp=2:reshard=true:shard=2"}, 4, EACH),
+        (4, FOLDED | {"strategy": "pipeline:zbv:pp=2:tp=2"} | TWICE_CLIPPED, 1, EACH),
+        (4, NANO | {"strategy": "pipeline:1f1b:pp=2:sequence=true:tp=2"} | TWICE_CLIPPED, 1, EACH),
+        (4, NANO | {"strategy": "pipeline:1f1b:cp=2:pp=2"} | TWICE_CLIPPED, 1, EACH),
+        (4, FOLDED | {"strategy": "pipeline:zbv:attention=gathered:cp=2:pp=2"}, 1, EACH),
+        (8, FOLDED | {"strategy": "pipeline:zbv:pp=2:sequence=true:shard=2:tp=2"} | TWICE_CLIPPED, 2, EACH),
+        (8, FOLDED | {"strategy": "pipeline:zbv:cp=2:pp=2:shard=2"} | TWICE_CLIPPED, 2, EACH),
+        (8, NANO | {"strategy": "pipeline:1f1b:cp=2:pp=2:tp=2"} | TWICE_CLIPPED, 1, EACH),
         pytest.param(
             2, RESNET | {"strategy": "pipeline:gpipe:microbatches=2"}, 1, EACH, marks=pytest.mark.slow
         ),
@@ -173,6 +181,10 @@ def _norm_of_one_stage(rank: int, size: int) -> Planted:
 
 def _norm_of_one_shard(rank: int, size: int) -> Planted:
     return _norm_of(lambda model: model._pipeline)
+
+
+def _norm_added_up_over_tp(rank: int, size: int) -> Planted:
+    return wrapped(TensorSplit, "copies", lambda original, *given: 1)
 
 
 def _data_of_the_replica_before(rank: int, size: int) -> Planted:
@@ -277,6 +289,7 @@ MOMENTUM: Fields = {"optimizer": "sgd:lr=0.05"}
         (_gradients_of_the_microbatch_before, 2, FOLDED, GRADIENT),
         (_gradients_of_the_microbatch_before, 2, DIVIDED, GRADIENT),
         (_averaged_before_the_last_microbatch, 4, SHARDED_STAGES, GRADIENT),
+        (_norm_added_up_over_tp, 4, NANO | {"strategy": "pipeline:zbv:pp=2:tp=2", "clip_norm": 0.1}, UPDATE),
         (_norm_of_one_shard, 4, SHARDED_STAGES | MOMENTUM | {"clip_norm": 0.1}, UPDATE),
         (_gradient_not_summed_at_the_entrance, 2, GPT | {"strategy": "tp"}, RANKS_APART),
         (_a_shard_not_updated, 2, SHARDED, UPDATE),
