@@ -12,6 +12,9 @@ gradient of a parameter that the first and the last stage share, summed over the
 the loss. With several copies of the pipeline the gradients of each stage are averaged over them once, after
 the last microbatch.
 
+With `shard` each stage is in shards (`shards.py`), and with `tp` and `cp` several ranks compute a stage: they
+have the stages of one pipeline each, which exchange within layers.
+
 A rank keeps only the parameters, gradients and optimizer state of its stages. Until the model is laid out,
 every rank has all of it.
 """

@@ -80,14 +80,20 @@ COARSE = "gradients agree within 0.03 of their L2 norm, parameter by parameter"
         (4, FOLDED | {"strategy": "pipeline:zbv:dp=2"}, 2, EACH),
         (4, SHARDED_STAGES | TWICE_CLIPPED, 2, EACH),
         (4, FOLDED | {"strategy": "pipeline:zbv:pp=2:shard=2"} | TWICE_CLIPPED, 2, EACH),
-        (8, FOLDED | {"strategy": "pipeline:1f1b:pp=2:reshard=true:shard=2"}, 4, EACH),
+        pytest.param(
+            *(8, FOLDED | {"strategy": "pipeline:1f1b:pp=2:reshard=true:shard=2"}, 4, EACH),
+            marks=pytest.mark.long,
+        ),
         (4, FOLDED | {"strategy": "pipeline:zbv:pp=2:tp=2"} | TWICE_CLIPPED, 1, EACH),
         (4, NANO | {"strategy": "pipeline:1f1b:pp=2:sequence=true:tp=2"} | TWICE_CLIPPED, 1, EACH),
         (4, NANO | {"strategy": "pipeline:1f1b:cp=2:pp=2"} | TWICE_CLIPPED, 1, EACH),
         (4, FOLDED | {"strategy": "pipeline:zbv:attention=gathered:cp=2:pp=2"}, 1, EACH),
         (8, FOLDED | {"strategy": "pipeline:zbv:pp=2:sequence=true:shard=2:tp=2"} | TWICE_CLIPPED, 2, EACH),
         (8, FOLDED | {"strategy": "pipeline:zbv:cp=2:pp=2:shard=2"} | TWICE_CLIPPED, 2, EACH),
-        (8, NANO | {"strategy": "pipeline:1f1b:cp=2:pp=2:tp=2"} | TWICE_CLIPPED, 1, EACH),
+        pytest.param(
+            *(8, NANO | {"strategy": "pipeline:1f1b:cp=2:pp=2:tp=2"} | TWICE_CLIPPED, 1, EACH),
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             2, RESNET | {"strategy": "pipeline:gpipe:microbatches=2"}, 1, EACH, marks=pytest.mark.slow
         ),
