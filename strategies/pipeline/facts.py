@@ -160,11 +160,11 @@ class Pipeline(StrategyFacts):
                 f"{self.schedule} divides the backward pass, and torch would compute a block again for every "
                 f"group of its parameters: leave --activation-checkpointing out, or use pipeline:interleaved"
             )
-        return self._without(cell) or self._misfit(self.shape(cell.gpus).ranks)
+        return self._without() or self._misfit(self.shape(cell.gpus).ranks)
 
-    def _without(self, cell: Cell) -> str | None:
+    def _without(self) -> str | None:
         """Return why an option is refused without another one, or with this schedule; None if none is."""
-        if self.spec.flag("reshard") and self.groups(cell.gpus, cell.node_size).shard_ranks == 1:
+        if self.spec.flag("reshard") and self.spec.integer("shard") * self.spec.integer("cp") == 1:
             return f"{self.spec.text} has no shards: add shard=2, or leave reshard out"
         if self.attention is None and self.spec.word("attention") != ULYSSES:
             return f"{self.spec.text} splits no sequence: add cp=2, or leave attention out"

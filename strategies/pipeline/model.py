@@ -51,6 +51,7 @@ from strategies.pipeline.order import SPLITTING
 from strategies.pipeline.shards import ShardedStages
 from strategies.pipeline.stages import StageFunction, StageModule, Twin, cut_model, prune, require_cuttable
 from strategies.tensor_parallel.model import TensorSplit
+from strategies.tensor_parallel.sequence import SequenceSplit
 from strategies.training.boxes import Owned, whole
 from strategies.training.clipping import clip_shards
 from strategies.training.gathered import gathered
@@ -166,21 +167,20 @@ class PipelineModel(ParallelModel):
         stages = self._cut.stages_of(rank)
         prune(self.bare, {name for stage in stages for name in self._cut.modules(stage)})
         self._buffers = Buffers(self.bare)
-        self._shards = None
-        if self._grid is not None and groups.shard_ranks > 1:
-            self._shards = self._sharded(facts, self._grid, stages)
-        self._shared = [value for name, value in self._own.items() if name in self._copied]
+        self._shards = self._sharded(facts, stages)
         # Gradients are averaged by the exchange that also serves a user's own loop.
         self._mean: GradientExchange | None = None
         if self._copies is not None and self._shards is None:
             settings = ExchangeSettings(group=self._copies.group)
             self._mean = GradientExchange(settings, device=self._device)
 
-    def _sharded(self, facts: Pipeline, grid: DeviceGrid, stages: Sequence[int]) -> ShardedStages:
-        """Shard this rank's stages, whose parameters are others then."""
+    def _sharded(self, facts: Pipeline, stages: Sequence[int]) -> ShardedStages | None:
+        """Shard this rank's stages, whose parameters are others then; None if the grid has no shards."""
+        if self._grid is None or self._grid.groups.shard_ranks == 1:
+            return None
         blocks = [self._cut.layout.blocks[at] for stage in stages for at in self._cut.runs[stage]]
         places = {value: name for name, value in self.bare.named_parameters()}
-        shards = ShardedStages(self.bare, blocks, facts, grid, self._split)
+        shards = ShardedStages(self.bare, blocks, facts, self._grid, self._split)
         self._own = {name: self.bare.get_parameter(places[value]) for name, value in self._own.items()}
         return shards
 
@@ -294,14 +294,17 @@ class PipelineModel(ParallelModel):
         if self._mean is not None:
             self._mean.average(self.bare.parameters())
         if self._split is not None:
-            values = ((name, cast(Tensor, local(value.grad))) for name, value in self._own.items())
-            self._split.sum_gradients(
-                ((name, gradient) for name, gradient in values if gradient is not None), self._device
-            )
-        for parameter in self._shared:
-            if parameter.requires_grad:
+            self._split.sum_gradients(self._own_gradients(), self._device)
+        for name, gradient in self._own_gradients():
+            if name in self._copied:
                 assert self._ends is not None
-                self._ends.all_reduce(cast(Tensor, local(parameter.grad)))
+                self._ends.all_reduce(gradient)
+
+    def _own_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield this rank's parts of gradients."""
+        for name, value in self._own.items():
+            if value.grad is not None:
+                yield name, cast(Tensor, local(value.grad))
 
     def _new_schedule(self, inputs: Tensor) -> Any:
         rows, rest = divmod(inputs.shape[0], self._pieces)
@@ -313,18 +316,13 @@ class PipelineModel(ParallelModel):
         piece = self._twin.tensor((rows, *inputs.shape[1:]), inputs.dtype)
         # Without these shapes torch would run the model to learn them, and send them to the next stage.
         edges = self._twin.edges(self._cut, piece, self._step.context)
-        begin: Callable[..., Tensor] | None = None
-        if self._split is not None and self._split.sequence is not None:
-            tokens = inputs.shape[1] // self._split.link.size
-            edges[1:-1] = [self._twin.of_tokens(edge, tokens) for edge in edges[1:-1]]
-            begin = partial(self._split.sequence.begin_stage, tokens=tokens)
+        sequence = None if self._split is None else self._split.sequence
+        if sequence is not None:
+            edges[1:-1] = [self._twin.tokens_of(edge, sequence.ranks) for edge in edges[1:-1]]
         stages = [
             _ObservedStage(
                 StageModule(
-                    [
-                        *([partial(begin, first=stage == 0)] if begin else []),
-                        *map(self._step.placed, self._cut.pieces(self.bare, stage)),
-                    ],
+                    self._pieces_of(stage, sequence),
                     self._step.context,
                     [self.bare.get_submodule(name) for name in self._cut.modules(stage)],
                 ),
@@ -345,17 +343,19 @@ class PipelineModel(ParallelModel):
         one = self._kind in ("gpipe", "1f1b")
         return _KINDS[self._kind](stages[0] if one else stages, self._pieces, **settings)
 
+    def _pieces_of(self, stage: int, sequence: SequenceSplit | None) -> list[StageFunction]:
+        """Return the functions that a stage calls; the first one tells `sequence` that the stage begins."""
+        pieces = [self._step.placed(piece) for piece in self._cut.pieces(self.bare, stage)]
+        begins = [] if sequence is None else [partial(sequence.begin_stage, first=stage == 0)]
+        return [*begins, *pieces]
+
     def clip_gradients(self, max_norm: float) -> Tensor:
-        gradients = [
-            (cast(Tensor, local(value.grad)), (1 + (name in self._copied)) * self._copies_of(name))
-            for name, value in self._own.items()
-            if value.grad is not None
-        ]
+        gradients = [(value, self._copies_of(name)) for name, value in self._own_gradients()]
         return clip_shards(gradients, max_norm, self._parts, self._device)
 
     def _copies_of(self, name: str) -> int:
-        """Return the number of ranks of a stage that have the same part of a parameter."""
-        return 1 if self._split is None else self._split.copies(name)
+        """Return the number of ranks of a pipeline that have the same part of a parameter."""
+        return (1 + (name in self._copied)) * (1 if self._split is None else self._split.copies(name))
 
 
 def ideal_bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:

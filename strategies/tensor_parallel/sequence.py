@@ -109,10 +109,14 @@ class SequenceSplit:
             ):
                 gradient.copy_(own.view_as(gradient))
 
-    def begin_stage(self, x: Tensor, *, tokens: int, first: bool) -> Tensor:
-        """Begin the forward pass of a stage of a pipeline, whose blocks take `tokens` tokens; `first`: it has
-        what lies before the blocks."""
-        self._tokens, self._within = tokens, not first
+    @property
+    def ranks(self) -> int:
+        return self._link.size
+
+    def begin_stage(self, x: Tensor, *, first: bool) -> Tensor:
+        """Begin the forward pass of a stage of a pipeline; all except the `first` stage take a part of the
+        tokens."""
+        self._tokens, self._within = 0 if first else x.shape[1], not first
         return x
 
     def _start(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:

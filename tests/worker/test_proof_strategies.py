@@ -114,17 +114,17 @@ def test_a_model_that_is_split_is_proven_as_far_as_arithmetic_allows(
 
 def _ends_not_summed(rank: int, size: int) -> Planted:
     def wrong(original: Any, self: PipelineModel) -> None:
-        shared, self._shared = self._shared, []
+        copied, self._copied = self._copied, set()
         original(self)
-        self._shared = shared
+        self._copied = copied
 
     return wrapped(PipelineModel, "_exchange_gradients", wrong)
 
 
 def _ends_averaged(rank: int, size: int) -> Planted:
     def halve(model: PipelineModel) -> None:
-        for parameter in model._shared:
-            parameter.grad.div_(2)
+        for name in model._copied & model._own.keys():
+            model._own[name].grad.div_(2)
 
     return after(PipelineModel, "_exchange_gradients", halve)
 
