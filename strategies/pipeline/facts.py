@@ -25,9 +25,13 @@ from strategies.closed_form.terms import (
     term,
     term_of,
 )
+from strategies.context.facts import GATHERED, ULYSSES, attention_messages
+from strategies.context.facts import OPTIONS as CONTEXT
 from strategies.facts import AutoPoint, Proposal, StrategyFacts, quotient
 from strategies.fsdp.facts import padded_bytes
 from strategies.pipeline.order import SPLITTING, Shape, idle_share, replayed_bubble, stages_of
+from strategies.tensor_parallel.facts import OPTIONS as SEQUENCE
+from strategies.tensor_parallel.facts import activation_messages
 
 _CHUNKS = 2
 _LOOPED = ("interleaved", "zero-bubble")
@@ -62,6 +66,9 @@ class Pipeline(StrategyFacts):
                 kind="int", default=0, minimum=0, help="ranks of a pipeline, instead of dp; 0: as dp leaves"
             ),
             "shard": Option(kind="int", default=1, minimum=1, help="ranks that share each stage in shards"),
+            "tp": Option(kind="int", default=1, minimum=1, help="ranks that compute each layer together"),
+            **SEQUENCE,
+            **CONTEXT,
             "reshard": Option(
                 kind="bool",
                 default=False,
@@ -95,7 +102,7 @@ class Pipeline(StrategyFacts):
 
     def shape(self, ranks: int) -> Shape:
         """Return the schedule over the ranks of all pipelines."""
-        each = self.spec.integer("pp") or ranks // (self.spec.integer("dp") * self.spec.integer("shard"))
+        each = self.spec.integer("pp") or ranks // (self.spec.integer("dp") * self.width)
         return Shape(self.schedule, each, self.chunks, self.microbatches)
 
     @property
@@ -106,11 +113,42 @@ class Pipeline(StrategyFacts):
         each, copies = self.spec.integer("pp"), self.spec.integer("dp")
         if each and copies > 1:
             raise SpecError(f"{self.spec.text} has pp and dp, which follow from each other: leave dp out")
-        shard = self.spec.integer("shard")
-        left = quotient(self.spec.text, ranks, (each or copies) * shard)
-        if each:
-            return GroupLayout(pipeline=each, replicate=left, shard=shard)
-        return GroupLayout(pipeline=left, replicate=copies, shard=shard)
+        left = quotient(self.spec.text, ranks, (each or copies) * self.width)
+        return GroupLayout(
+            pipeline=each or left,
+            replicate=left if each else copies,
+            shard=self.spec.integer("shard"),
+            context=self.spec.integer("cp"),
+            tensor=self.spec.integer("tp"),
+        )
+
+    @property
+    def width(self) -> int:
+        """Ranks of a stage in one copy of the pipeline."""
+        return self.spec.integer("shard") * self.spec.integer("cp") * self.spec.integer("tp")
+
+    @property
+    def attention(self) -> str | None:
+        return self.spec.word("attention") if self.spec.integer("cp") > 1 else None
+
+    def sizes(self, cell: Cell, parts: ModelParts) -> Sizes:
+        groups, gathers = self.groups(cell.gpus, cell.node_size), self.attention == GATHERED
+        return Sizes(
+            cell,
+            parts,
+            groups,
+            self.checkpoints,
+            gathers_keys=gathers,
+            splits_tokens=self.splits_tokens,
+        )
+
+    @property
+    def splits_tokens(self) -> bool:
+        return self.spec.flag("sequence")
+
+    def _of_tokens(self, groups: GroupLayout) -> int:
+        """Return the number of ranks over which the tokens between two stages are divided."""
+        return groups.context * (groups.tensor if self.splits_tokens else 1)
 
     def refusal(self, cell: Cell) -> str | None:
         if cell.micro_batch % self.microbatches:
@@ -124,14 +162,22 @@ class Pipeline(StrategyFacts):
                 f"{self.schedule} divides the backward pass, and torch would compute a block again for every "
                 f"group of its parameters: leave --activation-checkpointing out, or use pipeline:interleaved"
             )
-        if self.spec.flag("reshard") and self.spec.integer("shard") == 1:
+        return self._without() or self._misfit(self.shape(cell.gpus).ranks)
+
+    def _without(self) -> str | None:
+        """Return why an option is refused without another one, or with this schedule; None if none is."""
+        if self.spec.flag("reshard") and self.spec.integer("shard") * self.spec.integer("cp") == 1:
             return f"{self.spec.text} has no shards: add shard=2, or leave reshard out"
+        if self.attention is None and self.spec.word("attention") != ULYSSES:
+            return f"{self.spec.text} splits no sequence: add cp=2, or leave attention out"
+        if self.splits_tokens and self.spec.integer("tp") == 1:
+            return f"{self.spec.text} splits no layers: add tp=2, or leave sequence out"
         if self.spec.flag("reshard") and self.schedule in SPLITTING:
             return (
                 f"{self.schedule} divides the backward pass, and needs the gathered parameters until the "
                 f"gradients of weights are there: leave reshard out, or use pipeline:interleaved"
             )
-        return self._misfit(self.shape(cell.gpus).ranks)
+        return None
 
     def _misfit(self, ranks: int) -> str | None:
         """Return why the schedule is refused with this number of ranks of a pipeline; None if it is not."""
@@ -259,7 +305,12 @@ class Pipeline(StrategyFacts):
             (Activations(sizes, stage, samples=samples, flights=-(-flights // len(own))) for stage in own),
             key=lambda kept: kept.begin,
         )
-        received = samples * pieces * sum(_edges(parts, [stage])[0] for stage in own)
+        received = (
+            samples
+            * pieces
+            * sum(_edges(parts, [stage])[0] for stage in own)
+            // self._of_tokens(sizes.groups)
+        )
         averaged = trained if sizes.groups.replicate > 1 and not sharded else 0
         rest = {"parameters": units.shard, "buckets": received + averaged}
         state, update = sizes.state(units.trained.shard), sizes.update(units.trained.shard)
@@ -301,10 +352,11 @@ class Pipeline(StrategyFacts):
             "activations",
             "send",
             ("pipeline", groups.pipeline),
-            payload=cell.batch_per_replica * payload,
+            payload=cell.batch_per_replica * payload / self._of_tokens(groups),
             operations=cell.accumulation * self.microbatches * edges,
             overlap="compute",
         )
+        yield from self._messages_of_layers(cell, parts, groups)
         if groups.shard_ranks > 1:
             yield from self._messages_of_shards(cell, parts, groups)
         elif groups.replicate > 1:
@@ -316,6 +368,18 @@ class Pipeline(StrategyFacts):
             shared = padded_bytes(groups, _shared(parts.trained)) // groups.shard_ranks
             yield term("shared gradients", "all-reduce", ("pipeline", 2), payload=shared, operations=1)
         yield term("loss", "broadcast", ("pipeline", groups.pipeline), payload=_LOSS_BYTES, operations=1)
+
+    def _messages_of_layers(self, cell: Cell, parts: ModelParts, groups: GroupLayout) -> Iterator[Term]:
+        """Yield the messages within the layers of the rank with the largest blocks."""
+        every = (parts_of_rank(parts, own) for own in self.stages(cell, parts))
+        own = max(every, key=lambda one: sum(block.input for block in one.blocks))
+        pieces, sequence = self.microbatches, self.splits_tokens
+        if groups.tensor > 1:
+            yield from activation_messages(
+                cell, own, groups, self.checkpoints, sequence=sequence, pieces=pieces
+            )
+        if self.attention is not None:
+            yield from attention_messages(cell, own, groups, self.attention, self.checkpoints, pieces=pieces)
 
     def _messages_of_shards(self, cell: Cell, parts: ModelParts, groups: GroupLayout) -> Iterator[Term]:
         """Yield the messages of the rank with the largest shards: a gathering of each unit in a step, or with
@@ -348,7 +412,9 @@ class Pipeline(StrategyFacts):
         return whole // groups.shard_ranks
 
     def busiest_share(self, cell: Cell, parts: ModelParts) -> float:
-        return max(_flops(parts, own) for own in self.stages(cell, parts)) / parts.flops
+        groups = self.groups(cell.gpus, cell.node_size)
+        largest = max(_flops(parts, own, groups.tensor) for own in self.stages(cell, parts))
+        return largest / groups.context / parts.flops
 
     def bubble(self, ranks: int) -> float:
         """Return (p - 1) / m, and a v-th of that with v stages a rank (Narayanan et al. 2021,
@@ -407,9 +473,11 @@ def _edges(parts: ModelParts, stages: list[Stage]) -> tuple[int, int]:
     return sum(parts.blocks[block].input for block in sent), len(sent)
 
 
-def _flops(parts: ModelParts, stages: list[Stage]) -> int:
+def _flops(parts: ModelParts, stages: list[Stage], tensor: int) -> float:
     blocks = sum(parts.blocks[index].flops for stage in stages for index in stage.blocks)
-    return blocks + sum(parts.stem.flops * stage.stem + parts.head.flops * stage.head for stage in stages)
+    return blocks / tensor + sum(
+        parts.stem.flops * stage.stem + parts.head.flops * stage.head for stage in stages
+    )
 
 
 def microbatch_counts(samples: int, stages: int) -> list[int]:

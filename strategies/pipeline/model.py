@@ -12,14 +12,19 @@ gradient of a parameter that the first and the last stage share, summed over the
 the loss. With several copies of the pipeline the gradients of each stage are averaged over them once, after
 the last microbatch.
 
+With `shard` each stage is in shards (`shards.py`), and with `tp` and `cp` several ranks compute a stage: they
+have the stages of one pipeline each, which exchange within layers.
+
 A rank keeps only the parameters, gradients and optimizer state of its stages. Until the model is laid out,
 every rank has all of it.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -35,14 +40,18 @@ from torch.distributed.pipelining import (
 
 from results.errors import UsageError
 from results.groups import GroupLayout
+from results.layout import ModelLayout
 from strategies.advice import SPLIT
 from strategies.collectives.link import Link
+from strategies.context.model import ContextSplit
 from strategies.fsdp.shards import DeviceGrid, local, require_shardable
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.pipeline.facts import Pipeline
 from strategies.pipeline.order import SPLITTING
 from strategies.pipeline.shards import ShardedStages
-from strategies.pipeline.stages import StageModule, Twin, cut_model, prune, require_cuttable
+from strategies.pipeline.stages import StageFunction, StageModule, Twin, cut_model, prune, require_cuttable
+from strategies.tensor_parallel.model import TensorSplit
+from strategies.tensor_parallel.sequence import SequenceSplit
 from strategies.training.boxes import Owned, whole
 from strategies.training.clipping import clip_shards
 from strategies.training.gathered import gathered
@@ -78,7 +87,7 @@ class PipelineModel(ParallelModel):
             idle = facts.bubble(groups.ranks)
             self.bubble_ideal = idle / (1 + idle)
         require_cuttable(module, layout)
-        if groups.shard > 1:
+        if groups.shard_ranks > 1:
             require_shardable(module, layout)
         self._twin = Twin(module)
         self._cut = cut_model(
@@ -93,13 +102,16 @@ class PipelineModel(ParallelModel):
         self.decided_over = everyone = Link(setting.exchange.group)
         take_values(everyone, setting.fill, (*module.parameters(), *module.buffers()))
         self._pipeline = everyone.split(groups.groups("pipeline"), duplex=True)
-        self._parts = self._pipeline
-        """The link of the ranks that have different parts of one set of parameters."""
-        if groups.shard > 1:
-            self._parts = everyone.split(groups.groups("pipeline", "shard"))
         self._connect(circular=facts.schedule in ("interleaved", "zero-bubble"))
-        self._copies = everyone.split(groups.groups("replicate", "shard")) if groups.replicas > 1 else None
-        self._grid = DeviceGrid(everyone, groups, self._device) if groups.shard > 1 else None
+        copies = groups.groups("replicate", "shard", "context")
+        self._copies = everyone.split(copies) if len(copies) < groups.ranks else None
+        self._parts = self._pipeline
+        """The link of the ranks that have parts of one set of parameters."""
+        self._grid: DeviceGrid | None = None
+        self._split: TensorSplit | None = None
+        self._context: ContextSplit | None = None
+        if facts.width > 1:
+            self._divide_stages(DeviceGrid(everyone, groups, self._device), facts, layout)
         self._buffer_names = [name for name, _ in module.named_buffers()]
         self._lengths = {name: len(value) if value.dim() else 1 for name, value in module.named_parameters()}
         """The number of rows of each parameter of the complete model."""
@@ -128,6 +140,17 @@ class PipelineModel(ParallelModel):
                 elif link.rank == to:
                     link.receive(value, source).wait()
 
+    def _divide_stages(self, grid: DeviceGrid, facts: Pipeline, layout: ModelLayout) -> None:
+        """Split the layers, and the sequences, of the complete model over the ranks of a stage."""
+        self._grid, self._parts = grid, grid.along("pipeline", "shard", "context", "tensor")
+        if grid.tensor is not None:
+            # All ranks have all values by now.
+            self._split = TensorSplit(
+                self.bare, layout, grid.tensor, lambda tensors: None, sequence=facts.splits_tokens
+            )
+        if facts.attention is not None:
+            self._context = ContextSplit(self.bare, layout, grid.along("context"), facts.attention)
+
     def _keep_own_stages(self, everyone: Link, facts: Pipeline, groups: GroupLayout) -> None:
         """Prune the model to this rank's stages, and shard these. If two ranks share a parameter, each has a
         copy, with the same gradient and so the same update."""
@@ -143,25 +166,28 @@ class PipelineModel(ParallelModel):
         stages = self._cut.stages_of(rank)
         prune(self.bare, {name for stage in stages for name in self._cut.modules(stage)})
         self._buffers = Buffers(self.bare)
-        self._shards = None if self._grid is None else self._sharded(facts, self._grid, stages)
-        self._shared = [value for name, value in self._own.items() if name in self._copied]
+        self._shards = self._sharded(facts, stages)
         # Gradients are averaged by the exchange that also serves a user's own loop.
         self._mean: GradientExchange | None = None
         if self._copies is not None and self._shards is None:
             settings = ExchangeSettings(group=self._copies.group)
             self._mean = GradientExchange(settings, device=self._device)
 
-    def _sharded(self, facts: Pipeline, grid: DeviceGrid, stages: Sequence[int]) -> ShardedStages:
-        """Shard this rank's stages, whose parameters are others then."""
+    def _sharded(self, facts: Pipeline, stages: Sequence[int]) -> ShardedStages | None:
+        """Shard this rank's stages, whose parameters are others then; None if the grid has no shards."""
+        if self._grid is None or self._grid.groups.shard_ranks == 1:
+            return None
         blocks = [self._cut.layout.blocks[at] for stage in stages for at in self._cut.runs[stage]]
         places = {value: name for name, value in self.bare.named_parameters()}
-        shards = ShardedStages(self.bare, blocks, facts, grid)
+        shards = ShardedStages(self.bare, blocks, facts, self._grid, self._split)
         self._own = {name: self.bare.get_parameter(places[value]) for name, value in self._own.items()}
         return shards
 
     def owned(self) -> Iterator[Owned]:
         if self._shards is not None:
             return self._shards.owned(self._own.items())
+        if self._split is not None:
+            return self._split.owned(self._own.items())
         return (whole(name, parameter) for name, parameter in self._own.items())
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
@@ -194,16 +220,15 @@ class PipelineModel(ParallelModel):
         names = list(self._lengths)
         shards = {name: {key: local(value) for key, value in values.items()} for name, values in own.items()}
         for name, values in gathered(shards, names, self._pipeline, self._device, copied=self._copied):
-            if self._shards is not None:
-                length = self._lengths[name]
-                # A count of steps has no dimension.
-                values = {
-                    key: self._shards.of_local(name, value, length)
-                    if isinstance(value, Tensor) and value.dim()
-                    else value
-                    for key, value in values.items()
-                }
-            yield name, values
+            yield name, {key: self._joined(name, value) for key, value in values.items()}
+
+    def _joined(self, name: str, value: object) -> object:
+        """Return the complete value of a parameter from this rank's part; a number of steps as it is."""
+        if not isinstance(value, Tensor) or not value.dim():
+            return value
+        if self._shards is not None:
+            return self._shards.of_local(name, value, self._lengths[name])
+        return value if self._split is None else self._split.whole(name, value)
 
     def compute_gradients(self, batches: Iterator[Batch], task: GradientTask) -> Tensor:
         """Compute gradients as the base class does; every rank draws the micro-batches of its replica.
@@ -216,7 +241,7 @@ class PipelineModel(ParallelModel):
         self._step.begins(task, self.observe_part)
         for index in range(task.accumulation):
             task.observer.begins(Phase.DATA)
-            inputs, targets = self._step.tensors(next(batches))
+            inputs, targets = self._own_tokens(*self._step.tensors(next(batches)))
             # Before its first computation a rank mostly waits; then the stages report the phases.
             task.observer.begins(Phase.FORWARD)
             if index == 0:
@@ -226,6 +251,14 @@ class PipelineModel(ParallelModel):
         loss = self._step.loss
         self._pipeline.broadcast(loss, self._last)
         return loss
+
+    def _own_tokens(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the part of a micro-batch that this rank computes, and note where its tokens are."""
+        if self._context is not None:
+            named, targets = self._context.part((inputs, targets), self._step.task.loss)
+            (_, inputs), *positions = named.items()
+            self._step.positions = dict(positions)
+        return inputs, targets
 
     def started(self) -> None:
         if self._copies is not None:
@@ -243,8 +276,12 @@ class PipelineModel(ParallelModel):
         # Up to torch 2.12 a stage refuses strides other than those of its first inputs.
         fed = [inputs.contiguous()] if self._pipeline.rank == 0 else []
         asked = {"target": targets} if self._pipeline.rank == self._last else {}
-        with _own_errors():
-            schedule.step(*fed, return_outputs=False, **asked)
+        try:
+            with _own_errors():
+                schedule.step(*fed, return_outputs=False, **asked)
+        finally:
+            if self._context is not None:
+                self._context.end()
 
     def _exchange_gradients(self) -> None:
         """Average first over the copies, so that both ends of a pipeline round equally."""
@@ -255,10 +292,18 @@ class PipelineModel(ParallelModel):
         )
         if self._mean is not None:
             self._mean.average(self.bare.parameters())
-        for parameter in self._shared:
-            if parameter.requires_grad:
+        if self._split is not None:
+            self._split.sum_gradients(self._own_gradients(), self._device)
+        for name, gradient in self._own_gradients():
+            if name in self._copied:
                 assert self._ends is not None
-                self._ends.all_reduce(cast(Tensor, local(parameter.grad)))
+                self._ends.all_reduce(gradient)
+
+    def _own_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield this rank's parts of gradients."""
+        for name, value in self._own.items():
+            if value.grad is not None:
+                yield name, cast(Tensor, local(value.grad))
 
     def _new_schedule(self, inputs: Tensor) -> Any:
         rows, rest = divmod(inputs.shape[0], self._pieces)
@@ -270,10 +315,13 @@ class PipelineModel(ParallelModel):
         piece = self._twin.tensor((rows, *inputs.shape[1:]), inputs.dtype)
         # Without these shapes torch would run the model to learn them, and send them to the next stage.
         edges = self._twin.edges(self._cut, piece, self._step.context)
+        sequence = None if self._split is None else self._split.sequence
+        if sequence is not None:
+            edges[1:-1] = [self._twin.tokens_of(edge, sequence.ranks) for edge in edges[1:-1]]
         stages = [
             _ObservedStage(
                 StageModule(
-                    self._cut.pieces(self.bare, stage),
+                    self._pieces_of(stage, sequence),
                     self._step.context,
                     [self.bare.get_submodule(name) for name in self._cut.modules(stage)],
                 ),
@@ -294,13 +342,19 @@ class PipelineModel(ParallelModel):
         one = self._kind in ("gpipe", "1f1b")
         return _KINDS[self._kind](stages[0] if one else stages, self._pieces, **settings)
 
+    def _pieces_of(self, stage: int, sequence: SequenceSplit | None) -> list[StageFunction]:
+        """Return the functions that a stage calls; the first one tells `sequence` that the stage begins."""
+        pieces = [self._step.placed(piece) for piece in self._cut.pieces(self.bare, stage)]
+        begins = [] if sequence is None else [partial(sequence.begin_stage, first=stage == 0)]
+        return [*begins, *pieces]
+
     def clip_gradients(self, max_norm: float) -> Tensor:
-        gradients = [
-            (cast(Tensor, local(value.grad)), 2 if name in self._copied else 1)
-            for name, value in self._own.items()
-            if value.grad is not None
-        ]
+        gradients = [(value, self._copies_of(name)) for name, value in self._own_gradients()]
         return clip_shards(gradients, max_norm, self._parts, self._device)
+
+    def _copies_of(self, name: str) -> int:
+        """Return the number of ranks of a pipeline that have the same part of a parameter."""
+        return (1 + (name in self._copied)) * (1 if self._split is None else self._split.copies(name))
 
 
 def ideal_bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
@@ -324,6 +378,8 @@ class _Step:
 
     def __init__(self, pieces: int, last: int) -> None:
         self._pieces, self._last = pieces, last
+        self.positions: dict[str, Tensor] = {}
+        """The places of this rank's tokens, by the name of the argument; empty: the rank has all tokens."""
 
     def begins(
         self, task: GradientTask, observe: Callable[[int, str], AbstractContextManager[object]]
@@ -346,6 +402,12 @@ class _Step:
             "the loss: it takes batches of two tensors, (inputs, targets), and a loss(outputs, targets), not "
             f"a step; {SPLIT}"
         )
+
+    def placed(self, piece: StageFunction) -> StageFunction:
+        """Return a piece of the model that gets the places of its tokens, if it takes them."""
+        called = type(piece).forward if isinstance(piece, nn.Module) else piece
+        names = inspect.signature(called).parameters
+        return lambda x: piece(x, **{name: at for name, at in self.positions.items() if name in names})
 
     def context(self) -> AbstractContextManager[object]:
         return self.task.autocast()

@@ -17,6 +17,7 @@ from torch import nn
 from strategies.facts import StrategyFacts
 from strategies.fsdp.block_choices import BlockChoice
 from strategies.fsdp.shards import DeviceGrid, Shards, groups_of
+from strategies.tensor_parallel.model import TensorSplit
 
 
 class ShardedStages(Shards):
@@ -28,11 +29,12 @@ class ShardedStages(Shards):
         blocks: Sequence[str],
         facts: StrategyFacts,
         grid: DeviceGrid,
+        split: TensorSplit | None,
     ) -> None:
         """`module` has only what this rank's stages have. Collective over the ranks of these stages."""
         self._reshards = facts.spec.flag("reshard")
         choice = BlockChoice(reshard=self._reshards)
-        super().__init__(module, dict.fromkeys(blocks, choice), facts, grid)
+        super().__init__(module, dict.fromkeys(blocks, choice), facts, grid, split=split)
         for block in self.blocks:
             # torch would gather ahead in the order of one microbatch's passes.
             block.set_modules_to_backward_prefetch([block])

@@ -35,6 +35,7 @@ WAYS = (
         (FOLDED, 2, "fsdp", 2),
         ("fsdp:tp=2", 2, STAGES, 4),
         (STAGES, 4, "ddp", 2),
+        ("pipeline:1f1b:microbatches=2:pp=2:tp=2", 4, STAGES, 4),
     ),
     *(("zero1", 2, "zero1", 3), ("zero1", 3, "scratch-fsdp:stage=1", 2), (SHARDED, 2, SHARDED, 3)),
     *(("fsdp:tp=2:sequence=true", 4, "fsdp", 2), ("fsdp:tp=2:sequence=true", 4, FOLDED, 2)),

@@ -23,6 +23,7 @@ from strategies.pipeline.shards import ShardedStages
 from strategies.pipeline.stages import Cut
 from strategies.scratch_fsdp import model as scratch_fsdp
 from strategies.tensor_parallel import model as tensor_parallel
+from strategies.tensor_parallel.model import TensorSplit
 from strategies.trainer import Trainer
 
 DOUBLES: Fields = GPT | {"workload": "py:proof_models:gpt_of_doubles"}
@@ -83,7 +84,20 @@ COARSE = "gradients agree within 0.03 of their L2 norm, parameter by parameter"
         (4, FOLDED | {"strategy": "pipeline:zbv:dp=2"}, 2, EACH),
         (4, SHARDED_STAGES | TWICE_CLIPPED, 2, EACH),
         (4, FOLDED | {"strategy": "pipeline:zbv:pp=2:shard=2"} | TWICE_CLIPPED, 2, EACH),
-        (8, FOLDED | {"strategy": "pipeline:1f1b:pp=2:reshard=true:shard=2"}, 4, EACH),
+        pytest.param(
+            *(8, FOLDED | {"strategy": "pipeline:1f1b:pp=2:reshard=true:shard=2"}, 4, EACH),
+            marks=pytest.mark.long,
+        ),
+        (4, FOLDED | {"strategy": "pipeline:zbv:pp=2:tp=2"} | TWICE_CLIPPED, 1, EACH),
+        (4, NANO | {"strategy": "pipeline:1f1b:pp=2:sequence=true:tp=2"} | TWICE_CLIPPED, 1, EACH),
+        (4, NANO | {"strategy": "pipeline:1f1b:cp=2:pp=2"} | TWICE_CLIPPED, 1, EACH),
+        (4, FOLDED | {"strategy": "pipeline:zbv:attention=gathered:cp=2:pp=2"}, 1, EACH),
+        (8, FOLDED | {"strategy": "pipeline:zbv:pp=2:sequence=true:shard=2:tp=2"} | TWICE_CLIPPED, 2, EACH),
+        (8, FOLDED | {"strategy": "pipeline:zbv:cp=2:pp=2:shard=2"} | TWICE_CLIPPED, 2, EACH),
+        pytest.param(
+            *(8, NANO | {"strategy": "pipeline:1f1b:cp=2:pp=2:tp=2"} | TWICE_CLIPPED, 1, EACH),
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             2, RESNET | {"strategy": "pipeline:gpipe:microbatches=2"}, 1, EACH, marks=pytest.mark.slow
         ),
@@ -104,17 +118,17 @@ def test_a_model_that_is_split_is_proven_as_far_as_arithmetic_allows(
 
 def _ends_not_summed(rank: int, size: int) -> Planted:
     def wrong(original: Any, self: PipelineModel) -> None:
-        shared, self._shared = self._shared, []
+        copied, self._copied = self._copied, set()
         original(self)
-        self._shared = shared
+        self._copied = copied
 
     return wrapped(PipelineModel, "_exchange_gradients", wrong)
 
 
 def _ends_averaged(rank: int, size: int) -> Planted:
     def halve(model: PipelineModel) -> None:
-        for parameter in model._shared:
-            parameter.grad.div_(2)
+        for name in model._copied & model._own.keys():
+            model._own[name].grad.div_(2)
 
     return after(PipelineModel, "_exchange_gradients", halve)
 
@@ -177,6 +191,10 @@ def _norm_of_one_stage(rank: int, size: int) -> Planted:
 
 def _norm_of_one_shard(rank: int, size: int) -> Planted:
     return _norm_of(lambda model: model._pipeline)
+
+
+def _norm_added_up_over_tp(rank: int, size: int) -> Planted:
+    return wrapped(TensorSplit, "copies", lambda original, *given: 1)
 
 
 def _data_of_the_replica_before(rank: int, size: int) -> Planted:
@@ -290,6 +308,7 @@ MOMENTUM: Fields = {"optimizer": "sgd:lr=0.05"}
         (_gradients_of_the_microbatch_before, 2, FOLDED, GRADIENT),
         (_gradients_of_the_microbatch_before, 2, DIVIDED, GRADIENT),
         (_averaged_before_the_last_microbatch, 4, SHARDED_STAGES, GRADIENT),
+        (_norm_added_up_over_tp, 4, NANO | {"strategy": "pipeline:zbv:pp=2:tp=2", "clip_norm": 0.1}, UPDATE),
         (_norm_of_one_shard, 4, SHARDED_STAGES | MOMENTUM | {"clip_norm": 0.1}, UPDATE),
         (_gradient_not_summed_at_the_entrance, 2, GPT | {"strategy": "tp"}, RANKS_APART),
         (_a_shard_not_updated, 2, SHARDED, UPDATE),
