@@ -82,8 +82,10 @@ class StrategyFacts(CatalogFacts):
     """Why parameters must lie row by row in memory; None: they need not."""
     eager: ClassVar[str | None] = None
     """Why the model cannot be compiled; None: it can."""
-    unprojected: ClassVar[str | None] = "no law is known for its steps"
-    """Why `bench project` projects no larger sizes, as a clause; None if it does."""
+    projected: ClassVar[bool] = False
+    """Whether `bench project` projects its sizes to larger ones."""
+    unprojected: ClassVar[str] = "no law is known for its steps"
+    """Why sizes of a strategy that is not `projected` are not, as a clause."""
     norm_in_double: ClassVar[bool] = False
     """Whether clipping adds up the squares of gradients in double precision, as `clip_shards` does."""
     by_unit: ClassVar[bool] = False

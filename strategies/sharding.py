@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import ClassVar
 
 from results.cell import Cell
 from results.parts import ModelParts
@@ -26,7 +25,7 @@ class ShardingFacts(StrategyFacts):
 
     fixed_exchange = "it averages gradients into shards by its own collective"
     contiguous = "it cuts shards from parameters row by row"
-    unprojected: ClassVar[str | None] = None
+    projected = True
     norm_in_double = True
     by_unit = True
 

@@ -18,7 +18,7 @@ class Single(StrategyFacts):
     help = "one device, no exchange: the baseline of every curve"
     model = "strategies.training.parallel:ParallelModel"
     distributed = False
-    unprojected = None
+    projected = True
     fixed_exchange = "one device exchanges nothing"
 
     @classmethod

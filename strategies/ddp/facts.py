@@ -30,7 +30,7 @@ class BucketedFacts(StrategyFacts):
     """Replicas whose gradients are averaged in buckets during backward."""
 
     bucket_copies = 1
-    unprojected = None
+    projected = True
 
     @property
     def first_bucket_mb(self) -> float:

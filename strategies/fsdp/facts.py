@@ -265,6 +265,7 @@ class Manual(Fsdp2Facts):
 
     name = "manual"
     help = "fsdp with a choice for each block: reshard or keep, with .checkpoint, .offload"
+    projected = False
     unprojected = "its blocks differ, and the laws are of models whose blocks are treated alike"
     positional = Option(
         kind="str",

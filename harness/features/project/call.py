@@ -149,9 +149,12 @@ def show(found: Projection, console: Console) -> None:
 def _unprojected(cell: Cell) -> str | None:
     """Why sizes of the cell's strategy are not projected, such as a package that is not installed."""
     try:
-        return STRATEGIES.facts(cell.strategy).unprojected or (None if cell.dense else NOT_DENSE)
+        strategy = STRATEGIES.facts(cell.strategy)
     except BenchError as error:
         return str(error)
+    if strategy.projected:
+        return None if cell.dense else NOT_DENSE
+    return strategy.unprojected
 
 
 def _memory(cell: Cell, per_node: int) -> int | None:
@@ -176,7 +179,7 @@ def _fitting(cell: Cell, share: float) -> str | None:
     """A strategy, or activation checkpointing, that takes at most a share of a cell's memory."""
     others = {"--activation-checkpointing": msgspec.structs.replace(cell, activation_checkpointing=True)}
     for facts in STRATEGIES.all_facts:
-        if facts.unprojected is None and facts.distributed:
+        if facts.projected and facts.distributed:
             others[f"--strategy {facts.name}"] = msgspec.structs.replace(cell, strategy=facts.name)
     room = share * (_memory(cell, cell.gpus) or 0)
     known = {words: _memory(other, cell.gpus) for words, other in others.items()}

@@ -67,7 +67,7 @@ class Replayer:
             return str(error)
         if isinstance(parts, Unknown):
             return f"the messages of {last.cell.workload} are not known: {parts.reason}"
-        if strategy.unprojected or not (strategy.distributed and last.cell.dense):
+        if not (strategy.projected and strategy.distributed and last.cell.dense):
             return f"the messages of {last.cell.strategy} are not replayed"
         if unlike := self.unlike(last):
             return f"the network table describes another network ({listed(unlike, last='; ')})"

@@ -178,9 +178,9 @@ def test_sizes_that_divide_a_replica_otherwise_are_not_continued(new_study) -> N
 def test_a_grid_is_projected_or_refused_with_the_reason(new_study, tmp_path, strategy) -> None:
     study = new_study({8: 10.0, 16: 10.0}, strategy=strategy, model_parallel=2)
     found = projected(study, 32, outside_of(Study(tmp_path), study, None))
-    why = STRATEGIES.facts(strategy).unprojected
-    assert [one.basis for one in found.sizes][2:] == ["refused" if why else "projected"]
-    assert why is None or why in size(found, 32).refusal.reason
+    facts = STRATEGIES.facts(strategy)
+    assert [one.basis for one in found.sizes][2:] == ["projected" if facts.projected else "refused"]
+    assert facts.projected or facts.unprojected in size(found, 32).refusal.reason
 
 
 def test_ranks_on_cpu_that_have_no_core_each_are_refused(new_study) -> None:
