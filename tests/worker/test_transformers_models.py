@@ -27,7 +27,7 @@ CONTEXT, GATHERED = "fsdp:cp=2", "fsdp:attention=gathered:cp=2"
                 GATHERED: "attention=ulysses",
                 "tp:sequence=true": "model.layers.0",
                 "fsdp:sequence=true:tp=2": "use tp:sequence=true",
-                "pipeline:1f1b": "a dict",
+                "pipeline:1f1b": "stem and head",
             },
         ),
         ("masked", (CONTEXT, GATHERED), {}),
