@@ -239,10 +239,11 @@ class Pipeline(StrategyFacts):
             counts = [stages] if isinstance(samples, str) else microbatch_counts(samples, stages)
             schedules = [("1f1b", count) for count in counts]
             schedules += [(name, counts[-1]) for name in SPLITTING if 2 * stages <= point.blocks]
-            for ranks, (schedule, count) in product((f"dp={copies}",), schedules):
+            grids = [f"dp={copies}"] + [f"pp={stages}:shard={copies}"] * (copies > 1)
+            for ranks, (schedule, count) in product(grids, schedules):
                 yield Proposal(
                     strategy=f"pipeline:{schedule}:microbatches={count}:{ranks}",
-                    complexity=(8, schedule != "1f1b"),
+                    complexity=(8, schedule != "1f1b", "shard" in ranks),
                     refused=refused,
                 )
 
