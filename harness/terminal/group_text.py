@@ -82,7 +82,11 @@ def drawing(groups: GroupLayout, stages: Sequence[Sequence[int]] = ()) -> list[s
         table = [*table[:_FIRST], [_ELIDED, *[""] * (len(table[0]) - 1)], table[-1]]
     if width > 1:
         noun = _noun(groups, "shard" if groups.shard > 1 else "replicate")
-        table.insert(0, ["", *(f"{noun} {column}" for column in range(width))])
+        names = [f"{noun} {column}" for column in range(width)]
+        if width > groups.shard > 1:
+            # Both places of replicas of stages in shards.
+            names = [f"{noun} {at // groups.shard}.{at % groups.shard}" for at in range(width)]
+        table.insert(0, ["", *names])
     return _aligned(table)
 
 
@@ -95,8 +99,9 @@ def _places(band: Sequence[int], inner: int) -> list[str]:
 
 
 def _noun(groups: GroupLayout, dimension: Dimension) -> str:
-    """The noun of a dimension: a replica that is sharded is a node."""
-    return "node" if dimension == "replicate" and groups.shard > 1 else _NOUNS[dimension]
+    """The noun of a dimension: a replica that is sharded is a node, but for one in stages."""
+    nodes = dimension == "replicate" and groups.shard > 1 and groups.pipeline == 1
+    return "node" if nodes else _NOUNS[dimension]
 
 
 def _short(words: list[str], most: int = _MOST) -> list[str]:

@@ -49,14 +49,17 @@ def attention_messages(
     groups: GroupLayout,
     attention: str,
     checkpoints: Callable[[int], bool],
+    *,
+    pieces: int = 1,
 ) -> Iterator[Term]:
     """Yield the messages of attention in one step.
 
     Ulysses (Jacobs et al. 2023, arXiv:2309.14509) exchanges queries, keys, values and the result of each
     block in forward, and their gradients in backward. `gathered` gathers keys and values in forward, and sums
     their gradients in backward (Llama 3, arXiv:2407.21783, section 3.3.2). Checkpointing repeats the forward
-    pass; `checkpoints` returns whether the strategy itself recomputes a block, given by its index. A model
-    that repeats the heads of its keys exchanges the repeated ones.
+    pass; `checkpoints` returns whether the strategy itself recomputes a block, given by its index; `pieces`
+    are the microbatches of a micro-batch. A model that repeats the heads of its keys exchanges the
+    repeated ones.
     """
     ranks = groups.context
     share = cell.batch_per_replica / ranks / groups.tensor
@@ -69,7 +72,7 @@ def attention_messages(
 
     def total(what: str, collective: Collective, tensors: Callable[[int], int], copies: int = 1) -> Term:
         payload = copies * sum(size * tensors(forwards) for size, forwards in blocks)
-        operations = cell.accumulation * sum(tensors(forwards) for _, forwards in blocks)
+        operations = cell.accumulation * pieces * sum(tensors(forwards) for _, forwards in blocks)
         return term(what, collective, along, payload=payload, operations=operations)
 
     if attention == ULYSSES:

@@ -61,7 +61,7 @@ _TENSOR = (2, 4, 8)
 """The numbers of ranks that compute each layer together from which `auto` chooses."""
 
 
-def _padded(groups: GroupLayout, unit: Part) -> int:
+def padded_bytes(groups: GroupLayout, unit: Part) -> int:
     """Return the bytes of a unit in full precision, padded to equal shards."""
     return VALUE_BYTES * unit.padded_values(groups.shard_ranks, groups.tensor)
 
@@ -124,7 +124,7 @@ class Fsdp2Facts(ShardingFacts):
         return super().refusal(cell)
 
     def units(self, sizes: Sizes) -> Units:
-        return Units(sizes, full=partial(_padded, sizes.groups), halved=self.gathers_bf16)
+        return Units(sizes, full=partial(padded_bytes, sizes.groups), halved=self.gathers_bf16)
 
     def gathered(self, units: Units) -> Gathered:
         choices = self.choices(len(units.blocks))
@@ -146,7 +146,7 @@ class Fsdp2Facts(ShardingFacts):
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
         groups = self.groups(cell.gpus, cell.node_size)
-        padded = partial(_padded, groups)
+        padded = partial(padded_bytes, groups)
         sums = sums_of_units(padded, parts)
         after: Overlap = "last backward" if cell.device == "cuda" else "none"
         if groups.shard_ranks > 1:

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 from results.cell import REFERENCE_STRATEGY, Cell
 from results.errors import SpecError
 from results.groups import GroupLayout
-from results.parts import VALUE_BYTES, ModelParts
+from results.parts import VALUE_BYTES, ModelParts, Part, Saved, Weight
 from results.spec import Option
 from strategies.closed_form.moments import Footprint
-from strategies.closed_form.sizes import Activations, Sizes, Stage, stage_values
-from strategies.closed_form.terms import BUCKET_BYTES, Receivers, Term, term
+from strategies.closed_form.sizes import Activations, Sizes, Stage, Units
+from strategies.closed_form.terms import (
+    BUCKET_BYTES,
+    Collective,
+    Piece,
+    Receivers,
+    Term,
+    sums_of_units,
+    term,
+    term_of,
+)
+from strategies.context.facts import GATHERED, ULYSSES, attention_messages
+from strategies.context.facts import OPTIONS as CONTEXT
 from strategies.facts import AutoPoint, Proposal, StrategyFacts, quotient
+from strategies.fsdp.facts import padded_bytes
 from strategies.pipeline.order import SPLITTING, Shape, idle_share, stages_of
+from strategies.tensor_parallel.facts import OPTIONS as SEQUENCE
+from strategies.tensor_parallel.facts import activation_messages
 
 _CHUNKS = 2
 _LOOPED = ("interleaved", "zero-bubble")
@@ -48,6 +64,15 @@ class Pipeline(StrategyFacts):
             "pp": Option(
                 kind="int", default=0, minimum=0, help="ranks of a pipeline, instead of dp; 0: as dp leaves"
             ),
+            "shard": Option(kind="int", default=1, minimum=1, help="ranks that share each stage in shards"),
+            "tp": Option(kind="int", default=1, minimum=1, help="ranks that compute each layer together"),
+            **SEQUENCE,
+            **CONTEXT,
+            "reshard": Option(
+                kind="bool",
+                default=False,
+                help="with shard: gather a block for each pass of a microbatch, not once a step",
+            ),
         }
     )
     model = "strategies.pipeline.model:PipelineModel"
@@ -75,7 +100,7 @@ class Pipeline(StrategyFacts):
 
     def shape(self, ranks: int) -> Shape:
         """Return the schedule over the ranks of all pipelines."""
-        each = self.spec.integer("pp") or ranks // self.spec.integer("dp")
+        each = self.spec.integer("pp") or ranks // (self.spec.integer("dp") * self.width)
         return Shape(self.schedule, each, self.chunks, self.microbatches)
 
     @property
@@ -86,9 +111,42 @@ class Pipeline(StrategyFacts):
         each, copies = self.spec.integer("pp"), self.spec.integer("dp")
         if each and copies > 1:
             raise SpecError(f"{self.spec.text} has pp and dp, which follow from each other: leave dp out")
-        if each:
-            return GroupLayout(pipeline=each, replicate=quotient(self.spec.text, ranks, each))
-        return GroupLayout(pipeline=quotient(self.spec.text, ranks, copies), replicate=copies)
+        left = quotient(self.spec.text, ranks, (each or copies) * self.width)
+        return GroupLayout(
+            pipeline=each or left,
+            replicate=left if each else copies,
+            shard=self.spec.integer("shard"),
+            context=self.spec.integer("cp"),
+            tensor=self.spec.integer("tp"),
+        )
+
+    @property
+    def width(self) -> int:
+        """Ranks of a stage in one copy of the pipeline."""
+        return self.spec.integer("shard") * self.spec.integer("cp") * self.spec.integer("tp")
+
+    @property
+    def attention(self) -> str | None:
+        return self.spec.word("attention") if self.spec.integer("cp") > 1 else None
+
+    def sizes(self, cell: Cell, parts: ModelParts) -> Sizes:
+        groups, gathers = self.groups(cell.gpus, cell.node_size), self.attention == GATHERED
+        return Sizes(
+            cell,
+            parts,
+            groups,
+            self.checkpoints,
+            gathers_keys=gathers,
+            splits_tokens=self.splits_tokens,
+        )
+
+    @property
+    def splits_tokens(self) -> bool:
+        return self.spec.flag("sequence")
+
+    def _of_tokens(self, groups: GroupLayout) -> int:
+        """Return the number of ranks over which the tokens between two stages are divided."""
+        return groups.context * (groups.tensor if self.splits_tokens else 1)
 
     def refusal(self, cell: Cell) -> str | None:
         if cell.micro_batch % self.microbatches:
@@ -102,7 +160,22 @@ class Pipeline(StrategyFacts):
                 f"{self.schedule} divides the backward pass, and torch would compute a block again for every "
                 f"group of its parameters: leave --activation-checkpointing out, or use pipeline:interleaved"
             )
-        return self._misfit(self.shape(cell.gpus).ranks)
+        return self._without() or self._misfit(self.shape(cell.gpus).ranks)
+
+    def _without(self) -> str | None:
+        """Return why an option is refused without another one, or with this schedule; None if none is."""
+        if self.spec.flag("reshard") and self.spec.integer("shard") * self.spec.integer("cp") == 1:
+            return f"{self.spec.text} has no shards: add shard=2, or leave reshard out"
+        if self.attention is None and self.spec.word("attention") != ULYSSES:
+            return f"{self.spec.text} splits no sequence: add cp=2, or leave attention out"
+        if self.splits_tokens and self.spec.integer("tp") == 1:
+            return f"{self.spec.text} splits no layers: add tp=2, or leave sequence out"
+        if self.spec.flag("reshard") and self.schedule in SPLITTING:
+            return (
+                f"{self.schedule} divides the backward pass, and needs the gathered parameters until the "
+                f"gradients of weights are there: leave reshard out, or use pipeline:interleaved"
+            )
+        return None
 
     def _misfit(self, ranks: int) -> str | None:
         """Return why the schedule is refused with this number of ranks of a pipeline; None if it is not."""
@@ -142,7 +215,7 @@ class Pipeline(StrategyFacts):
                 instead = (
                     f"use pp={most}"
                     if self.spec.integer("pp")
-                    else f"use at most {most * groups.replicate} ranks"
+                    else f"use at most {most * cell.gpus // groups.pipeline} ranks"
                 )
             return f"{cell.workload} has {blocks} blocks, too few for {stages} stages; {instead}"
         return None
@@ -216,38 +289,43 @@ class Pipeline(StrategyFacts):
     def _moments_of(self, sizes: Sizes, rank: int) -> Iterator[Footprint]:
         parts, cell = sizes.parts, sizes.cell
         pieces, own = self.microbatches, self.stages(cell, parts)[rank]
-        whole, trained = VALUE_BYTES * _values(parts, own), VALUE_BYTES * _values(parts.trained, own)
+        sharded, has = sizes.groups.shard_ranks > 1, parts_of_rank(parts, own)
+        units = Units(sizes, full=partial(padded_bytes, sizes.groups), halved=False, parts=has)
+        trained = units.trained.whole
         samples, flights = cell.micro_batch // pieces, self.kept(cell, rank)
         largest = max(
             (Activations(sizes, stage, samples=samples, flights=-(-flights // len(own))) for stage in own),
             key=lambda kept: kept.begin,
         )
-        received = samples * pieces * sum(_edges(parts, [stage])[0] for stage in own)
-        averaged = trained if sizes.groups.replicate > 1 else 0
-        rest = {"parameters": whole, "buckets": received + averaged}
-        state, update = sizes.state(trained), sizes.update(trained)
+        received = (
+            samples
+            * pieces
+            * sum(_edges(parts, [stage])[0] for stage in own)
+            // self._of_tokens(sizes.groups)
+        )
+        averaged = trained if sizes.groups.replicate > 1 and not sharded else 0
+        rest = {"parameters": units.shard, "buckets": received + averaged}
+        state, update = sizes.state(units.trained.shard), sizes.update(units.trained.shard)
+        # Each unit is gathered in one piece, of which the last one is still there.
+        stays = units.around + units.block if self.spec.flag("reshard") else units.whole
+        during = rest | {"gathered": (stays + units.block) * sharded, "optimizer": state}
         yield Footprint(moment="model built", parameters=sizes.built)
         begin = largest.begin * len(own) + largest.gradients * self._divided(cell, rank, own)
         before = trained if sizes.accumulates or pieces * len(own) > flights else 0
         # The second microbatch's backward pass begins with gradients, and the first one's activations freed.
         for gradients, activations in ((before, begin), (trained, begin - begin // flights)):
-            yield Footprint(
-                moment="backward begins",
-                optimizer=state,
-                gradients=gradients,
-                activations=activations,
-                **rest,
-            )
-        both_ends = any(stage.stem for stage in own) and any(stage.head for stage in own)
-        yield Footprint(
-            moment="backward ends",
-            optimizer=state,
-            gradients=trained + sizes.shared * both_ends,
-            activations=largest.end,
-            **rest,
-        )
+            yield Footprint(moment="backward begins", gradients=gradients, activations=activations, **during)
+        twice = VALUE_BYTES * has.trained.shared_values
+        yield Footprint(moment="backward ends", gradients=trained + twice, activations=largest.end, **during)
+        if sharded:
+            # What is around the blocks is freed, and its gradients are copied and summed, before blocks are.
+            copies = 2 * units.trained.full_around
+            kept = during | {"gathered": stays - units.around, "buckets": received + copies}
+            yield Footprint(moment="backward ends", gradients=trained, **kept)
         fewer = update + received  # Received values may have half precision.
-        yield Footprint(moment="update", optimizer=state + update, gradients=trained, estimated=fewer, **rest)
+        yield Footprint(
+            moment="update", optimizer=state + update, gradients=units.trained.shard, estimated=fewer, **rest
+        )
 
     def _divided(self, cell: Cell, rank: int, own: list[Stage]) -> int:
         """Return the number of microbatches that have the gradient of the input, but no gradients of weights;
@@ -266,26 +344,69 @@ class Pipeline(StrategyFacts):
             "activations",
             "send",
             ("pipeline", groups.pipeline),
-            payload=cell.batch_per_replica * payload,
+            payload=cell.batch_per_replica * payload / self._of_tokens(groups),
             operations=cell.accumulation * self.microbatches * edges,
             overlap="compute",
         )
-        if groups.replicate > 1:
+        yield from self._messages_of_layers(cell, parts, groups)
+        if groups.shard_ranks > 1:
+            yield from self._messages_of_shards(cell, parts, groups)
+        elif groups.replicate > 1:
             largest = self.updated_bytes(cell, parts)
             buckets = -(-largest // BUCKET_BYTES)
             across: Receivers = ("replicate", groups.replicate)
             yield term("gradients", "all-reduce", across, payload=largest, operations=buckets)
         if parts.trained.shared_values and groups.pipeline > 1 and self.schedule != "zbv":
-            shared = VALUE_BYTES * parts.trained.shared_values
+            shared = padded_bytes(groups, _shared(parts.trained)) // groups.shard_ranks
             yield term("shared gradients", "all-reduce", ("pipeline", 2), payload=shared, operations=1)
         yield term("loss", "broadcast", ("pipeline", groups.pipeline), payload=_LOSS_BYTES, operations=1)
 
+    def _messages_of_layers(self, cell: Cell, parts: ModelParts, groups: GroupLayout) -> Iterator[Term]:
+        """Yield the messages within the layers of the rank with the largest blocks."""
+        every = (parts_of_rank(parts, own) for own in self.stages(cell, parts))
+        own = max(every, key=lambda one: sum(block.input for block in one.blocks))
+        pieces, sequence = self.microbatches, self.splits_tokens
+        if groups.tensor > 1:
+            yield from activation_messages(
+                cell, own, groups, self.checkpoints, sequence=sequence, pieces=pieces
+            )
+        if self.attention is not None:
+            yield from attention_messages(cell, own, groups, self.attention, self.checkpoints, pieces=pieces)
+
+    def _messages_of_shards(self, cell: Cell, parts: ModelParts, groups: GroupLayout) -> Iterator[Term]:
+        """Yield the messages of the rank with the largest shards: a gathering of each unit in a step, or with
+        `reshard` two of each block in a microbatch, and one sum of gradients of each unit."""
+        padded = partial(padded_bytes, groups)
+        within: Receivers = ("shard", groups.shard_ranks)
+        every = (parts_of_rank(parts, own) for own in self.stages(cell, parts))
+        own = max(every, key=lambda one: sum(map(padded, (one.around, *one.blocks))))
+        often = 2 * cell.accumulation * self.microbatches if self.spec.flag("reshard") else 1
+        gathered = [size for size in map(padded, (own.around, *own.blocks * often)) if size]
+        yield term(
+            "parameters",
+            "all-gather",
+            within,
+            payload=sum(gathered) / groups.shard_ranks,
+            operations=len(gathered),
+        )
+        sums = sums_of_units(padded, own)
+        summed: Collective = "reduce-scatter" if cell.backend == "nccl" else "all-reduce"
+        yield term_of("gradients", summed, within, sums, overlap="none")
+        if groups.replicate > 1:
+            pieces = tuple(Piece(size / groups.shard_ranks, at) for size, at in sums)
+            across: Receivers = ("replicate", groups.replicate)
+            yield term_of("shards of gradients", "all-reduce", across, pieces, overlap="none")
+
     def updated_bytes(self, cell: Cell, parts: ModelParts) -> int:
-        every = self.stages(cell, parts)
-        return VALUE_BYTES * max(_values(parts.trained, own) for own in every)
+        groups = self.groups(cell.gpus, cell.node_size)
+        every = (parts_of_rank(parts.trained, own) for own in self.stages(cell, parts))
+        whole = max(sum(padded_bytes(groups, part) for part in (own.around, *own.blocks)) for own in every)
+        return whole // groups.shard_ranks
 
     def busiest_share(self, cell: Cell, parts: ModelParts) -> float:
-        return max(_flops(parts, own) for own in self.stages(cell, parts)) / parts.flops
+        groups = self.groups(cell.gpus, cell.node_size)
+        largest = max(_flops(parts, own, groups.tensor) for own in self.stages(cell, parts))
+        return largest / groups.context / parts.flops
 
     def bubble(self, ranks: int) -> float:
         """Return (p - 1) / m, and a v-th of that with v stages a rank (Narayanan et al. 2021,
@@ -308,10 +429,27 @@ class Pipeline(StrategyFacts):
         return (shape.ranks - 1) / (parts * shape.pieces * shape.chunks)
 
 
-def _values(parts: ModelParts, stages: list[Stage]) -> int:
-    """Count the parameters of a rank: one that has both ends has a shared parameter once."""
-    apart = any(stage.stem for stage in stages) and any(stage.head and not stage.stem for stage in stages)
-    return sum(stage_values(parts, stage) for stage in stages) - parts.shared_values * apart
+def parts_of_rank(parts: ModelParts, stages: list[Stage]) -> ModelParts:
+    """Return what a rank with these stages has: with the last one, but not the first, it has a copy of a
+    parameter that both ends share."""
+    stem, head = (any(getattr(stage, end) for stage in stages) for end in ("stem", "head"))
+    nothing = Part(weights=(), saved=Saved())
+    last = replace(parts.head, weights=parts.head.weights + (() if stem else _shared(parts).weights))
+    return replace(
+        parts,
+        stem=parts.stem if stem else nothing,
+        blocks=tuple(parts.blocks[index] for stage in stages for index in stage.blocks),
+        head=last if head else nothing,
+        shared_values=parts.shared_values if stem and head else 0,
+    )
+
+
+def _shared(parts: ModelParts) -> Part:
+    """Return the parameters that both ends share; the facts say only how many values there are."""
+    values, trained = parts.shared_values, parts.trained.shared_values > 0
+    rows = Weight(rows=values, trained=trained)
+    found = next((weight for weight in parts.stem.weights if weight.values == values), rows)
+    return Part(weights=(found,) if values else (), saved=Saved())
 
 
 def _edges(parts: ModelParts, stages: list[Stage]) -> tuple[int, int]:
@@ -324,9 +462,11 @@ def _edges(parts: ModelParts, stages: list[Stage]) -> tuple[int, int]:
     return sum(parts.blocks[block].input for block in sent), len(sent)
 
 
-def _flops(parts: ModelParts, stages: list[Stage]) -> int:
+def _flops(parts: ModelParts, stages: list[Stage], tensor: int) -> float:
     blocks = sum(parts.blocks[index].flops for stage in stages for index in stage.blocks)
-    return blocks + sum(parts.stem.flops * stage.stem + parts.head.flops * stage.head for stage in stages)
+    return blocks / tensor + sum(
+        parts.stem.flops * stage.stem + parts.head.flops * stage.head for stage in stages
+    )
 
 
 def microbatch_counts(samples: int, stages: int) -> list[int]:

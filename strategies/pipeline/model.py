@@ -12,14 +12,19 @@ gradient of a parameter that the first and the last stage share, summed over the
 the loss. With several copies of the pipeline the gradients of each stage are averaged over them once, after
 the last microbatch.
 
+With `shard` each stage is in shards (`shards.py`), and with `tp` and `cp` several ranks compute a stage: they
+have the stages of one pipeline each, which exchange within layers.
+
 A rank keeps only the parameters, gradients and optimizer state of its stages. Until the model is laid out,
 every rank has all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -35,12 +40,18 @@ from torch.distributed.pipelining import (
 
 from results.errors import UsageError
 from results.groups import GroupLayout
+from results.layout import ModelLayout
 from strategies.advice import SPLIT
 from strategies.collectives.link import Link
+from strategies.context.model import ContextSplit
+from strategies.fsdp.shards import DeviceGrid, local, require_shardable
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.pipeline.facts import Pipeline
 from strategies.pipeline.order import SPLITTING
-from strategies.pipeline.stages import StageModule, Twin, cut_model, prune, require_cuttable
+from strategies.pipeline.shards import ShardedStages
+from strategies.pipeline.stages import StageFunction, StageModule, Twin, cut_model, prune, require_cuttable
+from strategies.tensor_parallel.model import TensorSplit
+from strategies.tensor_parallel.sequence import SequenceSplit
 from strategies.training.boxes import Owned, whole
 from strategies.training.clipping import clip_shards
 from strategies.training.gathered import gathered
@@ -77,6 +88,8 @@ class PipelineModel(ParallelModel):
             idle = facts.bubble(groups.ranks)
             self.bubble_ideal = idle / (1 + idle)
         require_cuttable(module, layout)
+        if groups.shard_ranks > 1:
+            require_shardable(module, layout)
         self._twin = Twin(module)
         self._cut = cut_model(
             module,
@@ -91,9 +104,19 @@ class PipelineModel(ParallelModel):
         take_values(everyone, setting.fill, (*module.parameters(), *module.buffers()))
         self._pipeline = everyone.split(groups.groups("pipeline"), duplex=True)
         self._connect(circular=facts.schedule in ("interleaved", "zero-bubble"))
-        self._copies = everyone.split(groups.groups("replicate")) if groups.replicate > 1 else None
+        copies = groups.groups("replicate", "shard", "context")
+        self._copies = everyone.split(copies) if len(copies) < groups.ranks else None
+        self._parts = self._pipeline
+        """The link of the ranks that have parts of one set of parameters."""
+        self._grid: DeviceGrid | None = None
+        self._split: TensorSplit | None = None
+        self._context: ContextSplit | None = None
+        if facts.width > 1:
+            self._divide_stages(DeviceGrid(everyone, groups, self._device), facts, layout)
         self._buffer_names = [name for name, _ in module.named_buffers()]
-        self._keep_own_stages(everyone, groups)
+        self._lengths = {name: len(value) if value.dim() else 1 for name, value in module.named_parameters()}
+        """The number of rows of each parameter of the complete model."""
+        self._keep_own_stages(everyone, facts, groups)
         self._missing = MissingGradients(
             everyone, self._device, reason="every stage updates all that it trains"
         )
@@ -118,60 +141,95 @@ class PipelineModel(ParallelModel):
                 elif link.rank == to:
                     link.receive(value, source).wait()
 
-    def _keep_own_stages(self, everyone: Link, groups: GroupLayout) -> None:
-        """Prune the model to this rank's stages. If two ranks share a parameter, each has a copy, with the
-        same gradient and so the same update."""
+    def _divide_stages(self, grid: DeviceGrid, facts: Pipeline, layout: ModelLayout) -> None:
+        """Split the layers, and the sequences, of the complete model over the ranks of a stage."""
+        self._grid, self._parts = grid, grid.along("pipeline", "shard", "context", "tensor")
+        if grid.tensor is not None:
+            # All ranks have all values by now.
+            self._split = TensorSplit(
+                self.bare, layout, grid.tensor, lambda tensors: None, sequence=facts.splits_tokens
+            )
+        if facts.attention is not None:
+            self._context = ContextSplit(self.bare, layout, grid.along("context"), facts.attention)
+
+    def _keep_own_stages(self, everyone: Link, facts: Pipeline, groups: GroupLayout) -> None:
+        """Prune the model to this rank's stages, and shard these. If two ranks share a parameter, each has a
+        copy, with the same gradient and so the same update."""
         owners = self._cut.ranks_of(self.bare)
         rank = self._pipeline.rank
         named = dict(self.bare.named_parameters())
-        self._names = list(named)
         self._own = {name: value for name, value in named.items() if rank in owners[value]}
         """Parameters by their names in the complete model: a shared one may have another name in its
         stages."""
         self._copied = {name for name, value in named.items() if len(owners[value]) > 1}
-        self._shared = [value for name, value in self._own.items() if name in self._copied]
         # All ranks create the groups, also ranks without a copy.
         self._ends = everyone.split(_ends(groups)) if self._copied else None
         stages = self._cut.stages_of(rank)
         prune(self.bare, {name for stage in stages for name in self._cut.modules(stage)})
         self._buffers = Buffers(self.bare)
+        self._shards = self._sharded(facts, stages)
         # Gradients are averaged by the exchange that also serves a user's own loop.
         self._mean: GradientExchange | None = None
-        if self._copies is not None:
+        if self._copies is not None and self._shards is None:
             settings = ExchangeSettings(group=self._copies.group)
             self._mean = GradientExchange(settings, device=self._device)
 
+    def _sharded(self, facts: Pipeline, stages: Sequence[int]) -> ShardedStages | None:
+        """Shard this rank's stages, whose parameters are others then; None if the grid has no shards."""
+        if self._grid is None or self._grid.groups.shard_ranks == 1:
+            return None
+        blocks = [self._cut.layout.blocks[at] for stage in stages for at in self._cut.runs[stage]]
+        places = {value: name for name, value in self.bare.named_parameters()}
+        shards = ShardedStages(self.bare, blocks, facts, self._grid, self._split)
+        self._own = {name: self.bare.get_parameter(places[value]) for name, value in self._own.items()}
+        return shards
+
     def owned(self) -> Iterator[Owned]:
+        if self._shards is not None:
+            return self._shards.owned(self._own.items())
+        if self._split is not None:
+            return self._split.owned(self._own.items())
         return (whole(name, parameter) for name, parameter in self._own.items())
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield complete parameters. Collective over the pipeline, as the next three methods.
+        """Yield complete parameters. Collective over the pipeline, as the next three methods, and over the
+        shards of its stages.
 
         They raise CopiesDifferError if the copies of a shared parameter, its gradient or its state differ
         between both ends of the pipeline.
         """
-        own = {name: {"": parameter} for name, parameter in self._own.items()}
-        return self._whole(own, self._names)
+        for name, values in self._whole({name: {"": value} for name, value in self._own.items()}):
+            yield name, cast(Tensor, values[""])
 
     def named_gradients(self) -> Iterator[tuple[str, Tensor]]:
         trained = ((name, parameter.grad) for name, parameter in self._own.items())
         own = {name: {"": gradient} for name, gradient in trained if gradient is not None}
-        return self._whole(own, self._names)
+        for name, values in self._whole(own):
+            yield name, cast(Tensor, values[""])
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
         own = {name: {"": buffer} for name, buffer in self.bare.named_buffers()}
-        return self._whole(own, self._buffer_names)
+        for name, values in gathered(own, self._buffer_names, self._pipeline, self._device):
+            yield name, cast(Tensor, values[""])
 
     def named_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, OptimizerState]]:
         states = ((name, optimizer.state.get(parameter)) for name, parameter in self._own.items())
-        own: dict[str, OptimizerState] = {name: state for name, state in states if state}
-        return gathered(own, self._names, self._pipeline, self._device, copied=self._copied)
+        return self._whole({name: state for name, state in states if state})
 
-    def _whole(
-        self, own: Mapping[str, Mapping[str, Tensor]], names: list[str]
-    ) -> Iterator[tuple[str, Tensor]]:
-        for name, values in gathered(own, names, self._pipeline, self._device, copied=self._copied):
-            yield name, cast(Tensor, values[""])
+    def _whole(self, own: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, OptimizerState]]:
+        """Gather values of parameters over the stages, and then over their shards."""
+        names = list(self._lengths)
+        shards = {name: {key: local(value) for key, value in values.items()} for name, values in own.items()}
+        for name, values in gathered(shards, names, self._pipeline, self._device, copied=self._copied):
+            yield name, {key: self._joined(name, value) for key, value in values.items()}
+
+    def _joined(self, name: str, value: object) -> object:
+        """Return the complete value of a parameter from this rank's part; a number of steps as it is."""
+        if not isinstance(value, Tensor) or not value.dim():
+            return value
+        if self._shards is not None:
+            return self._shards.of_local(name, value, self._lengths[name])
+        return value if self._split is None else self._split.whole(name, value)
 
     def compute_gradients(self, batches: Iterator[Batch], task: GradientTask) -> Tensor:
         """Compute gradients as the base class does; every rank draws the micro-batches of its replica.
@@ -184,7 +242,7 @@ class PipelineModel(ParallelModel):
         self._step.begins(task)
         for index in range(task.accumulation):
             task.observer.begins(Phase.DATA)
-            inputs, targets = self._step.tensors(next(batches))
+            inputs, targets = self._own_tokens(*self._step.tensors(next(batches)))
             # Before its first computation a rank mostly waits; then the stages report the phases.
             task.observer.begins(Phase.FORWARD)
             if index == 0:
@@ -195,9 +253,19 @@ class PipelineModel(ParallelModel):
         self._pipeline.broadcast(loss, self._last)
         return loss
 
+    def _own_tokens(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the part of a micro-batch that this rank computes, and note where its tokens are."""
+        if self._context is not None:
+            named, targets = self._context.part((inputs, targets), self._step.task.loss)
+            (_, inputs), *positions = named.items()
+            self._step.positions = dict(positions)
+        return inputs, targets
+
     def started(self) -> None:
         if self._copies is not None:
             take_from_first(self._copies, self._buffers.now())
+        if self._shards is not None:
+            self._shards.begin()
 
     def _run(self, inputs: Tensor, targets: Tensor) -> None:
         """Run forward and backward of one micro-batch by the schedule. The stages of a schedule have buffers
@@ -209,21 +277,34 @@ class PipelineModel(ParallelModel):
         # Up to torch 2.12 a stage refuses strides other than those of its first inputs.
         fed = [inputs.contiguous()] if self._pipeline.rank == 0 else []
         asked = {"target": targets} if self._pipeline.rank == self._last else {}
-        with _own_errors():
-            schedule.step(*fed, return_outputs=False, **asked)
+        try:
+            with _own_errors():
+                schedule.step(*fed, return_outputs=False, **asked)
+        finally:
+            if self._context is not None:
+                self._context.end()
 
     def _exchange_gradients(self) -> None:
         """Average first over the copies, so that both ends of a pipeline round equally."""
+        if self._shards is not None:
+            self._shards.reduce()
         self._missing.refuse(
             [name for name, value in self._own.items() if value.requires_grad and value.grad is None]
         )
         if self._mean is not None:
             self._mean.average(self.bare.parameters())
-        for parameter in self._shared:
-            if parameter.requires_grad:
+        if self._split is not None:
+            self._split.sum_gradients(self._own_gradients(), self._device)
+        for name, gradient in self._own_gradients():
+            if name in self._copied:
                 assert self._ends is not None
-                assert parameter.grad is not None
-                self._ends.all_reduce(parameter.grad)
+                self._ends.all_reduce(gradient)
+
+    def _own_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield this rank's parts of gradients."""
+        for name, value in self._own.items():
+            if value.grad is not None:
+                yield name, cast(Tensor, local(value.grad))
 
     def _new_schedule(self, inputs: Tensor) -> Any:
         rows, rest = divmod(inputs.shape[0], self._pieces)
@@ -235,10 +316,13 @@ class PipelineModel(ParallelModel):
         piece = self._twin.tensor((rows, *inputs.shape[1:]), inputs.dtype)
         # Without these shapes torch would run the model to learn them, and send them to the next stage.
         edges = self._twin.edges(self._cut, piece, self._step.context)
+        sequence = None if self._split is None else self._split.sequence
+        if sequence is not None:
+            edges[1:-1] = [self._twin.tokens_of(edge, sequence.ranks) for edge in edges[1:-1]]
         stages = [
             _ObservedStage(
                 StageModule(
-                    self._cut.pieces(self.bare, stage),
+                    self._pieces_of(stage, sequence),
                     self._step.context,
                     [self.bare.get_submodule(name) for name in self._cut.modules(stage)],
                 ),
@@ -259,14 +343,19 @@ class PipelineModel(ParallelModel):
         one = self._kind in ("gpipe", "1f1b")
         return _KINDS[self._kind](stages[0] if one else stages, self._pieces, **settings)
 
+    def _pieces_of(self, stage: int, sequence: SequenceSplit | None) -> list[StageFunction]:
+        """Return the functions that a stage calls; the first one tells `sequence` that the stage begins."""
+        pieces = [self._step.placed(piece) for piece in self._cut.pieces(self.bare, stage)]
+        begins = [] if sequence is None else [partial(sequence.begin_stage, first=stage == 0)]
+        return [*begins, *pieces]
+
     def clip_gradients(self, max_norm: float) -> Tensor:
-        twice = {id(parameter) for parameter in self._shared}
-        gradients = [
-            (parameter.grad, 2 if id(parameter) in twice else 1)
-            for parameter in self.parameters()
-            if parameter.grad is not None
-        ]
-        return clip_shards(gradients, max_norm, self._pipeline, self._device)
+        gradients = [(value, self._copies_of(name)) for name, value in self._own_gradients()]
+        return clip_shards(gradients, max_norm, self._parts, self._device)
+
+    def _copies_of(self, name: str) -> int:
+        """Return the number of ranks of a pipeline that have the same part of a parameter."""
+        return (1 + (name in self._copied)) * (1 if self._split is None else self._split.copies(name))
 
 
 def ideal_bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
@@ -290,6 +379,8 @@ class _Step:
 
     def __init__(self, pieces: int) -> None:
         self._pieces = pieces
+        self.positions: dict[str, Tensor] = {}
+        """The places of this rank's tokens, by the name of the argument; empty: the rank has all tokens."""
 
     def begins(self, task: GradientTask) -> None:
         self.task = task
@@ -310,6 +401,12 @@ class _Step:
             "the loss: it takes batches of two tensors, (inputs, targets), and a loss(outputs, targets), not "
             f"a step; {SPLIT}"
         )
+
+    def placed(self, piece: StageFunction) -> StageFunction:
+        """Return a piece of the model that gets the places of its tokens, if it takes them."""
+        called = type(piece).forward if isinstance(piece, nn.Module) else piece
+        names = inspect.signature(called).parameters
+        return lambda x: piece(x, **{name: at for name, at in self.positions.items() if name in names})
 
     def context(self) -> AbstractContextManager[object]:
         return autocast(self.task.precision, self.task.device)

@@ -270,6 +270,11 @@ class Twin:
                 edges.append(StageModule(cut.pieces(self._module, stage), context)(edges[-1]))
         return edges
 
+    def tokens_of(self, edge: Tensor, ranks: int) -> Tensor:
+        """Return the tokens of one of `ranks` ranks of an edge, (samples, tokens, ...)."""
+        part = self.tensor((len(edge), edge.shape[1] // ranks, *edge.shape[2:]), edge.dtype)
+        return part.requires_grad_(edge.requires_grad)
+
     def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return a tensor without values on the model's device."""
         with self._mode:

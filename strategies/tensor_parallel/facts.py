@@ -79,11 +79,12 @@ def activation_messages(
     checkpoints: Callable[[int], bool],
     *,
     sequence: bool,
+    pieces: int = 1,
 ) -> Iterator[Term]:
     """Yield the sums of activations: each block needs two in forward, and two of gradients in backward
     (Shoeybi et al. 2019, arXiv:1909.08053, section 3); checkpointing repeats the forward pass up to the input
     of the last product, and so one of them. `checkpoints` returns whether the strategy itself recomputes a
-    block, given by its index.
+    block, given by its index; `pieces` are the microbatches that a micro-batch is cut into.
 
     With `sequence` a rank receives the sums of its part of the tokens, and gathers tokens as often
     (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2). The output of the last block is gathered once
@@ -91,7 +92,7 @@ def activation_messages(
     once a step.
     """
     along: Receivers = ("tensor", groups.tensor)
-    each = cell.batch_per_replica / groups.context
+    each, rounds = cell.batch_per_replica / groups.context, cell.accumulation * pieces
 
     def total(what: str, collective: Collective, repeated: int, ends: Sequence[Part], ranks: int) -> Term:
         """Return four messages of each block's input in each micro-batch, `repeated` more of a block that is
@@ -102,14 +103,15 @@ def activation_messages(
         times = [4 + repeated * again for again in recomputed]
         size = sum(many * block.input for many, block in zip(times, parts.blocks, strict=True))
         payload = each / ranks * (size + sum(part.input for part in ends))
-        return term(
-            what, collective, along, payload=payload, operations=cell.accumulation * (sum(times) + len(ends))
-        )
+        return term(what, collective, along, payload=payload, operations=rounds * (sum(times) + len(ends)))
 
     summed: Collective = "reduce-scatter" if sequence and cell.backend == "nccl" else "all-reduce"
     yield total("activations", summed, 1, (), 1)
     if sequence:
-        gathered = parts.blocks[-1:] + parts.blocks[:1] * bool(parts.trained.stem.values)
+        # Other stages of a pipeline have neither of these ends.
+        gathered = parts.blocks[-1:] * bool(parts.head.input) + parts.blocks[:1] * bool(
+            parts.trained.stem.values
+        )
         yield total("tokens", "all-gather", 2, gathered, groups.tensor)
         yield from _sums_of_gradients(parts, groups)
 

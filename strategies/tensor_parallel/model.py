@@ -100,7 +100,7 @@ class TensorSplit:
         """
         _require_splittable(module, layout, link.size)
         self.link = link
-        self._sequence = SequenceSplit(module, layout, link) if sequence else None
+        self.sequence = SequenceSplit(module, layout, link) if sequence else None
         self._slicings: dict[str, Slicing] = {}
         for _, run in groupby(layout.splits, key=lambda split: (_owner(split.name), split.by)):
             beside = list(run)
@@ -114,9 +114,9 @@ class TensorSplit:
     def sum_gradients(self, gradients: Iterable[tuple[str, Tensor]], device: torch.device) -> None:
         """Sum the gradients, by name, of parameters that have seen only the tokens of this rank.
         Collective."""
-        if self._sequence is not None:
+        if self.sequence is not None:
             whole = ((name, value) for name, value in gradients if not self.cuts(name))
-            self._sequence.sum_gradients(whole, device)
+            self.sequence.sum_gradients(whole, device)
 
     def cuts(self, name: str) -> bool:
         """Return whether each rank has a part of a parameter."""
@@ -125,6 +125,12 @@ class TensorSplit:
     def copies(self, name: str) -> int:
         """Return the number of ranks that have the same part of a parameter."""
         return 1 if self.cuts(name) else self.link.size
+
+    def owned(self, named: Iterable[tuple[str, nn.Parameter]]) -> Iterator[Owned]:
+        """Yield parameters with the places of this rank's parts."""
+        for name, parameter in named:
+            rows = range(parameter.shape[0] if parameter.dim() else 1)
+            yield Owned(parameter, tuple(self.boxes(name, parameter, rows)))
 
     def boxes(self, name: str, part: Tensor, rows: range) -> Iterator[tuple[Box, View]]:
         """Yield the places of rows of this rank's part in the complete parameter."""
@@ -155,9 +161,7 @@ class TensorParallelModel(ParallelModel):
         begin(module.buffers())
 
     def owned(self) -> Iterator[Owned]:
-        for name, parameter in self.bare.named_parameters():
-            rows = range(parameter.shape[0] if parameter.dim() else 1)
-            yield Owned(parameter, tuple(self._split.boxes(name, parameter, rows)))
+        return self._split.owned(self.bare.named_parameters())
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Collective."""

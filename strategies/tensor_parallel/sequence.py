@@ -109,6 +109,16 @@ class SequenceSplit:
             ):
                 gradient.copy_(own.view_as(gradient))
 
+    @property
+    def ranks(self) -> int:
+        return self._link.size
+
+    def begin_stage(self, x: Tensor, *, first: bool) -> Tensor:
+        """Begin the forward pass of a stage of a pipeline; all except the `first` stage take a part of the
+        tokens."""
+        self._tokens, self._within = 0 if first else x.shape[1], not first
+        return x
+
     def _start(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Forget a forward pass that an error ended between two blocks."""
         self._within = False

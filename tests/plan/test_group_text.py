@@ -169,6 +169,23 @@ def test_ranks_with_several_stages_are_drawn_with_them() -> None:
     ]
 
 
+def test_stages_in_shards_and_replicas_of_them_are_drawn() -> None:
+    strategy = "pipeline:zbv:pp=2:shard=2"
+    plan = plan_of(workload="llama-nano", gpus="4,8", strategy=strategy, batch_size="4")
+    assert list(group_lines(plan)) == [
+        f"{strategy} on 4, 4 stages x 2 shards: 0 and 2 have the stages of one replica, 0 and 1 hold a shard "
+        "each",
+        "              shard 0  shard 1",
+        "  stages 0 3        0        1",
+        "  stages 1 2        2        3",
+        f"{strategy} on 8, 4 stages x 2 replicas x 2 shards: 0 and 4 have the stages of one replica, 0 and 2 "
+        "average their gradients, 0 and 1 hold a shard each",
+        "              shard 0.0  shard 0.1  shard 1.0  shard 1.1",
+        "  stages 0 3          0          1          2          3",
+        "  stages 1 2          4          5          6          7",
+    ]
+
+
 def test_real_nodes_are_drawn_as_the_virtual_ones_are() -> None:
     plan = plan_of(workload="gpt-nano", gpus=4, strategy="hsdp", gpus_per_node=2)
     assert next(iter(group_lines(plan))).startswith("hsdp on 4, 2 nodes x 2 shards")

@@ -71,15 +71,24 @@ class Serial:
         return total
 
 
-def summed_in_order(shape: Shape) -> dict[str, Tensor]:
-    """Gradients of the first step of "tied": each rank adds what the microbatches of its stages give, in its
-    order, and the sums of the table's two ends are added if they are on two ranks."""
+def mean_in_order(shape: Shape, replicas: int) -> dict[str, Tensor]:
+    """Gradients of the first step of "tied": the sums of each rank are averaged over two replicas at most,
+    and then the means of the table's two ends are added if they are on two ranks."""
+    whole: dict[str, list[Tensor]] = defaultdict(list)
+    every = [_sums_of_ranks(shape, replica) for replica in range(replicas)]
+    for name, rank in every[0]:
+        whole[name].append(sum(sums[name, rank] for sums in every) / replicas)
+    return {name: sum(whole[name][1:], whole[name][0]) for name in dict(build("tied").named_parameters())}
+
+
+def _sums_of_ranks(shape: Shape, replica: int) -> dict[tuple[str, int], Tensor]:
+    """Each rank adds what the microbatches of its stages give, in its order."""
     module, last = build("tied").double(), shape.last
     cut = cut_model(
         module, Twin(module), LAYOUTS["tied"], ranks=shape.ranks, stages=last + 1, schedule=shape.schedule
     )
     values = dict(module.named_parameters())
-    inputs, targets = (part.chunk(shape.pieces) for part in batch("tied", 0, 0, 0))
+    inputs, targets = (part.chunk(shape.pieces) for part in batch("tied", 0, 0, replica))
     gradients: list[dict[tuple[str, bool], Tensor]] = []
     for piece, wanted in zip(inputs, targets, strict=True):
         table = module.wte.weight.detach().clone().requires_grad_()
@@ -97,10 +106,7 @@ def summed_in_order(shape: Shape) -> dict[str, Tensor]:
                 for name, _ in module.get_submodule(of).named_parameters(of):
                     share = gradients[at][name, name == "wte.weight" and stage == last]
                     sums[name, rank] = sums[name, rank] + share if (name, rank) in sums else share
-    whole: dict[str, list[Tensor]] = defaultdict(list)
-    for (name, _), value in sums.items():
-        whole[name].append(value)
-    return {name: sum(whole[name][1:], whole[name][0]) for name in values}
+    return sums
 
 
 BOUND = 1e-12

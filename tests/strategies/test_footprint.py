@@ -258,6 +258,19 @@ def test_the_last_stage_of_a_pipeline_by_hand() -> None:
     assert total("pipeline:1f1b", 2, micro_batch=8, model_parallel=2) == at_last
 
 
+def test_sharded_stages_of_a_pipeline_by_hand() -> None:
+    """Over 2: 510 and 320 values are even. The last of 2 stages has half of 2 x 320 + 510 values, twice as
+    many of AdamW, and all 1150 gathered with the piece of the last block; buffers and activations are as
+    without shards. With `reshard` one block and its piece are gathered, and what is around the blocks."""
+    whole, around, block, activations = 4 * 1150, 4 * 510, 4 * 320, 2 * 3300 + 2 * 2000 + 2 * 2 * 1600
+    found = footprint(cell_of("pipeline:1f1b:pp=2:shard=2", 4, micro_batch=8, model_parallel=2), SMALL)
+    assert (found.parameters, found.optimizer, found.gathered) == (whole // 2, whole, whole + block)
+    # Gradients are complete until the last microbatch, from the second one on.
+    assert found.total == 3 * whole // 2 + whole + block + whole + 8 * 400 + activations
+    resharded = "pipeline:1f1b:pp=2:reshard=true:shard=2"
+    assert footprint(cell_of(resharded, 4, micro_batch=8), SMALL).gathered == around + 2 * block
+
+
 def test_checkpointing_keeps_inputs_and_one_block() -> None:
     """4 inputs of 400 bytes a sample at the loss, 35,160 in all; so gradients are more when backward ends,
     with the tied embedding's twice and the first block computed again: 3300 and half of it."""
@@ -404,6 +417,10 @@ COMPARED = [
     *(
         pytest.param(strategy, 2, marks=pytest.mark.long)
         for strategy in ("fsdp:reshard=false", "scratch-fsdp:stage=1", "scratch-fsdp:stage=2")
+    ),
+    *(
+        pytest.param(f"pipeline:1f1b:pp=2:{sharded}", 4, marks=pytest.mark.long)
+        for sharded in ("shard=2", "shard=2:reshard=true")
     ),
 ]
 

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from results.parts import ModelParts
 from strategies import Trainer, TrainSettings
-from strategies.fsdp.model import DeviceGrid
+from strategies.fsdp.shards import DeviceGrid
 from strategies.predictions import traffic
 from strategies.training.missing_gradients import UnlikeGradients
 from workloads.llama import LlamaShape

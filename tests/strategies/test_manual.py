@@ -18,6 +18,7 @@ from results.errors import SpecError, UsageError
 from results.layout import ModelLayout
 from strategies.catalog import STRATEGIES
 from strategies.fsdp import model as fsdp
+from strategies.fsdp import shards
 from strategies.fsdp.block_choices import BlockChoice, canonical, read_choices
 from workloads.gpt import GPTShape
 from workloads.gpt.model import build_gpt
@@ -107,7 +108,7 @@ def test_the_model_has_as_many_blocks_as_choices() -> None:
 def treatment(rank: int, strategy: str) -> tuple[list[tuple[bool, bool]], list[int]]:
     """On a rank: what torch was asked for unit by unit, and how often each block's MLP ran in a step."""
     asked = []
-    shard = fsdp.fully_shard
+    shard = shards.fully_shard
 
     def recorded(module: Any, **options: Any) -> Any:
         offloaded = isinstance(options.get("offload_policy"), CPUOffloadPolicy)
@@ -115,13 +116,13 @@ def treatment(rank: int, strategy: str) -> tuple[list[tuple[bool, bool]], list[i
         return shard(module, **options)
 
     workload = build_gpt(GPTShape(layers=2, width=8, heads=2, context=4, vocabulary=6, seq=4))
-    fsdp.fully_shard = recorded
+    shards.fully_shard = recorded
     try:
         trainer = a_trainer(
             workload.module, workload.loss, layout=workload.layout, group=open_exchange(), strategy=strategy
         )
     finally:
-        fsdp.fully_shard = shard
+        shards.fully_shard = shard
     runs = [0, 0]
 
     def count(index: int) -> Callable[..., None]:

@@ -48,7 +48,12 @@ MORE_SCHEDULES = [
     *((4, schedule) for schedule in ("gpipe", "interleaved", "gpipe:dp=2", "interleaved:pp=2")),
 ]
 DIVIDED = [(2, "zero-bubble:chunks=1"), (3, "zero-bubble"), (3, "zbv"), (4, "zero-bubble:dp=2"), (4, "zbv")]
-MICROBATCHES = {2: 4, 3: 6, 4: 4}
+SHARDED = [
+    (4, "zbv:pp=2:shard=2", [case for case in WHOLE if case != "one parameter a block"]),
+    (4, "1f1b:pp=2:reshard=true:shard=2", [*FIRST[:2], *SECOND]),
+    (8, "1f1b:pp=2:shard=2", SECOND),
+]
+MICROBATCHES = {2: 4, 3: 6, 4: 4, 8: 4}
 
 
 @pytest.mark.slow
@@ -58,6 +63,7 @@ MICROBATCHES = {2: 4, 3: 6, 4: 4}
         *SCHEDULES,
         *(pytest.param(*case, [*FIRST, *SECOND], marks=pytest.mark.slow) for case in MORE_SCHEDULES),
         *(pytest.param(*case, WHOLE, marks=pytest.mark.slow) for case in DIVIDED),
+        *SHARDED,
     ],
 )
 def test_every_schedule_trains_as_the_model_does_in_one_piece(ranks, size, schedule, cases) -> None:
@@ -67,11 +73,23 @@ def test_every_schedule_trains_as_the_model_does_in_one_piece(ranks, size, sched
         serial_pipelines.assert_as_serial(results, case, strategy)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"])
-def test_gradients_are_equal_bit_for_bit_to_sums_in_the_order_of_the_schedule(ranks, schedule) -> None:
+EACH_SCHEDULE = ["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"]
+
+
+@pytest.mark.parametrize(
+    ("size", "schedule"),
+    [
+        *((2, schedule) for schedule in EACH_SCHEDULE),
+        (4, "zbv:pp=2:shard=2"),
+        (4, "1f1b:pp=2:reshard=true:shard=2"),
+        *(pytest.param(4, f"{each}:pp=2:shard=2", marks=pytest.mark.slow) for each in EACH_SCHEDULE[:-1]),
+    ],
+)
+def test_gradients_are_equal_bit_for_bit_to_sums_in_the_order_of_the_schedule(ranks, size, schedule) -> None:
     strategy = f"pipeline:{schedule}:microbatches=6"
-    expected = serial_pipelines.summed_in_order(STRATEGIES.facts(strategy).shape(2))
-    for result in ranks(2, pipelines.train, strategy, ["tied"]):
+    replicas = group_layout(strategy, size).replicas
+    expected = serial_pipelines.mean_in_order(STRATEGIES.facts(strategy).shape(size), replicas)
+    for result in ranks(size, pipelines.train, strategy, ["tied"]):
         gradients = result["tied"][0]["gradients"]
         assert gradients.keys() == expected.keys()
         assert [name for name, value in expected.items() if not torch.equal(gradients[name], value)] == []

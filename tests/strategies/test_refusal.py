@@ -81,6 +81,12 @@ def cell_of(text: str, **others: object) -> Cell:
         ("strategy=pipeline:gpipe:dp=3 gpus=8", "a multiple of 3 ranks, not 8"),
         ("strategy=pipeline:gpipe:pp=3 gpus=8", "a multiple of 3 ranks, not 8"),
         ("strategy=pipeline:gpipe:pp=2:dp=2 gpus=4", "leave dp out"),
+        ("strategy=pipeline:gpipe:pp=2:shard=4 gpus=12", "a multiple of 8 ranks, not 12"),
+        ("strategy=pipeline:gpipe:reshard=true", "add shard=2"),
+        ("strategy=pipeline:gpipe:attention=gathered", "add cp=2"),
+        ("strategy=pipeline:gpipe:sequence=true", "add tp=2"),
+        ("strategy=pipeline:gpipe:cp=2:pp=2:tp=2 gpus=4", "a multiple of 8 ranks, not 4"),
+        ("strategy=pipeline:zbv:shard=2:reshard=true gpus=4", "use pipeline:interleaved"),
         *(
             (f"strategy={name} gpus=1", f"{name.partition(':')[0]} needs at least 2 ranks; on 1 use single")
             for name in (
@@ -177,6 +183,10 @@ def test_a_layout_that_the_model_or_the_nodes_rule_out_is_refused(fields, reason
         "strategy=pipeline:gpipe:dp=2 gpus=4",
         "strategy=pipeline:gpipe:microbatches=2 gpus=4",
         "strategy=pipeline:1f1b gpus=4",
+        "strategy=pipeline:1f1b:pp=2:reshard=true:shard=2 gpus=8",
+        "strategy=pipeline:zbv:dp=2:shard=2 gpus=8",
+        "strategy=pipeline:1f1b:cp=2:pp=2:reshard=true gpus=4",
+        "strategy=pipeline:zbv:pp=2:sequence=true:shard=2:tp=2 gpus=8",
         "strategy=pipeline:1f1b gpus=4 device=cuda backend=nccl",
         "strategy=pipeline:interleaved:chunks=3",
         "strategy=pipeline:interleaved gpus=3",

@@ -23,6 +23,7 @@ FOLDED = "pipeline:zbv:microbatches=2"
 Ranks = Callable[..., list[Any]]
 SHARDED = "scratch-fsdp"
 PIPELINE = "pipeline:1f1b:microbatches=2"
+STAGES = "pipeline:1f1b:microbatches=2:pp=2:shard=2"
 WAYS = (
     *(("ddp", 2, "fsdp", 3), ("fsdp", 3, "ddp", 2), ("fsdp", 2, "single", 1), ("single", 1, SHARDED, 3)),
     *(
@@ -32,6 +33,9 @@ WAYS = (
         ("tp:sequence=true", 2, SHARDED, 2),
         (PIPELINE, 2, "pipeline:zbv:microbatches=2", 2),
         ("pipeline:zbv:microbatches=2", 2, "fsdp", 2),
+        ("fsdp:tp=2", 2, STAGES, 4),
+        (STAGES, 4, "ddp", 2),
+        ("pipeline:1f1b:microbatches=2:pp=2:tp=2", 4, STAGES, 4),
     ),
     *(("zero1", 2, "zero1", 3), ("zero1", 3, "scratch-fsdp:stage=1", 2), (SHARDED, 2, SHARDED, 3)),
     *(("fsdp:tp=2:sequence=true", 4, "fsdp", 2), ("fsdp:tp=2:sequence=true", 4, FOLDED, 2)),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -15,11 +16,14 @@ from planting import GPT, GRADIENT, STATE, UPDATE, Fields, Planted, after, wrapp
 from torch import Tensor
 
 from harness.worker.cell.setup import CellSetup
+from strategies.collectives.link import Link
 from strategies.pipeline import model as pipeline
 from strategies.pipeline.model import PipelineModel
+from strategies.pipeline.shards import ShardedStages
 from strategies.pipeline.stages import Cut
 from strategies.scratch_fsdp import model as scratch_fsdp
 from strategies.tensor_parallel import model as tensor_parallel
+from strategies.tensor_parallel.model import TensorSplit
 from strategies.trainer import Trainer
 
 DOUBLES: Fields = GPT | {"workload": "py:proof_models:gpt_of_doubles"}
@@ -27,6 +31,7 @@ DOUBLES: Fields = GPT | {"workload": "py:proof_models:gpt_of_doubles"}
 SGD: Fields = GPT | {"optimizer": "sgd:lr=0.05"}
 PIPELINE: Fields = GPT | {"strategy": "pipeline:1f1b:microbatches=2", "micro_batch": 2}
 NANO: Fields = {"workload": "llama-nano:seq=16", "micro_batch": 4, "optimizer": "adamw:lr=0.001"}
+SHARDED_STAGES: Fields = PIPELINE | {"strategy": "pipeline:1f1b:microbatches=2:pp=2:shard=2"}
 DIVIDED: Fields = NANO | {"strategy": "pipeline:zero-bubble"}
 FOLDED: Fields = DIVIDED | {"strategy": "pipeline:zbv"}
 RESNET: Fields = {"workload": "resnet18-32px", "micro_batch": 4, "optimizer": "sgd:lr=0.002"}
@@ -73,6 +78,22 @@ COARSE = "gradients agree within 0.03 of their L2 norm, parameter by parameter"
         (2, FOLDED | TWICE_CLIPPED, 1, EACH),
         pytest.param(2, FOLDED | {"workload": "gpt-nano:seq=16", "precision": "bf16"}, 1, COARSE),
         (4, FOLDED | {"strategy": "pipeline:zbv:dp=2"}, 2, EACH),
+        (4, SHARDED_STAGES | TWICE_CLIPPED, 2, EACH),
+        (4, FOLDED | {"strategy": "pipeline:zbv:pp=2:shard=2"} | TWICE_CLIPPED, 2, EACH),
+        pytest.param(
+            *(8, FOLDED | {"strategy": "pipeline:1f1b:pp=2:reshard=true:shard=2"}, 4, EACH),
+            marks=pytest.mark.long,
+        ),
+        (4, FOLDED | {"strategy": "pipeline:zbv:pp=2:tp=2"} | TWICE_CLIPPED, 1, EACH),
+        (4, NANO | {"strategy": "pipeline:1f1b:pp=2:sequence=true:tp=2"} | TWICE_CLIPPED, 1, EACH),
+        (4, NANO | {"strategy": "pipeline:1f1b:cp=2:pp=2"} | TWICE_CLIPPED, 1, EACH),
+        (4, FOLDED | {"strategy": "pipeline:zbv:attention=gathered:cp=2:pp=2"}, 1, EACH),
+        (8, FOLDED | {"strategy": "pipeline:zbv:pp=2:sequence=true:shard=2:tp=2"} | TWICE_CLIPPED, 2, EACH),
+        (8, FOLDED | {"strategy": "pipeline:zbv:cp=2:pp=2:shard=2"} | TWICE_CLIPPED, 2, EACH),
+        pytest.param(
+            *(8, NANO | {"strategy": "pipeline:1f1b:cp=2:pp=2:tp=2"} | TWICE_CLIPPED, 1, EACH),
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             2, RESNET | {"strategy": "pipeline:gpipe:microbatches=2"}, 1, EACH, marks=pytest.mark.slow
         ),
@@ -93,17 +114,17 @@ def test_a_model_that_is_split_is_proven_as_far_as_arithmetic_allows(
 
 def _ends_not_summed(rank: int, size: int) -> Planted:
     def wrong(original: Any, self: PipelineModel) -> None:
-        shared, self._shared = self._shared, []
+        copied, self._copied = self._copied, set()
         original(self)
-        self._shared = shared
+        self._copied = copied
 
     return wrapped(PipelineModel, "_exchange_gradients", wrong)
 
 
 def _ends_averaged(rank: int, size: int) -> Planted:
     def halve(model: PipelineModel) -> None:
-        for parameter in model._shared:
-            parameter.grad.div_(2)
+        for name in model._copied & model._own.keys():
+            model._own[name].grad.div_(2)
 
     return after(PipelineModel, "_exchange_gradients", halve)
 
@@ -128,6 +149,48 @@ def _gradients_of_the_microbatch_before(rank: int, size: int) -> Planted:
         return used
 
     return wrapped(pipeline._ObservedStage, "_retrieve_recv_grads", wrong)
+
+
+@contextmanager
+def _averaged_before_the_last_microbatch(rank: int, size: int) -> Iterator[None]:
+    early: dict[Tensor, Tensor] = {}
+
+    def backward(original: Any, self: Any, microbatch: int, *given: Any, **named: Any) -> None:
+        original(self, microbatch, *given, **named)
+        if microbatch == 0:
+            early.update((value, value.grad.clone()) for value in self.submod.parameters())
+
+    def reduce(original: Any, self: ShardedStages) -> None:
+        for parameter, gradient in early.items():
+            parameter.grad = gradient
+        early.clear()
+        original(self)
+
+    with wrapped(pipeline._ObservedStage, "backward_one_chunk", backward):
+        with wrapped(ShardedStages, "reduce", reduce):
+            yield
+
+
+def _norm_of(choose: Callable[[PipelineModel], Link]) -> Planted:
+    def wrong(original: Any, self: PipelineModel, max_norm: float) -> Any:
+        parts, self._parts = self._parts, choose(self)
+        norm = original(self, max_norm)
+        self._parts = parts
+        return norm
+
+    return wrapped(PipelineModel, "clip_gradients", wrong)
+
+
+def _norm_of_one_stage(rank: int, size: int) -> Planted:
+    return _norm_of(lambda model: model._grid.shard)
+
+
+def _norm_of_one_shard(rank: int, size: int) -> Planted:
+    return _norm_of(lambda model: model._pipeline)
+
+
+def _norm_added_up_over_tp(rank: int, size: int) -> Planted:
+    return wrapped(TensorSplit, "copies", lambda original, *given: 1)
 
 
 def _data_of_the_replica_before(rank: int, size: int) -> Planted:
@@ -240,6 +303,9 @@ MOMENTUM: Fields = {"optimizer": "sgd:lr=0.05"}
         (_stages_of_a_v_swapped, 2, FOLDED, GRADIENT),
         (_gradients_of_the_microbatch_before, 2, FOLDED, GRADIENT),
         (_gradients_of_the_microbatch_before, 2, DIVIDED, GRADIENT),
+        (_averaged_before_the_last_microbatch, 4, SHARDED_STAGES, GRADIENT),
+        (_norm_added_up_over_tp, 4, NANO | {"strategy": "pipeline:zbv:pp=2:tp=2", "clip_norm": 0.1}, UPDATE),
+        (_norm_of_one_shard, 4, SHARDED_STAGES | MOMENTUM | {"clip_norm": 0.1}, UPDATE),
         (_gradient_not_summed_at_the_entrance, 2, GPT | {"strategy": "tp"}, RANKS_APART),
         (_a_shard_not_updated, 2, SHARDED, UPDATE),
     ],
@@ -251,6 +317,15 @@ def test_a_split_that_trains_wrongly_is_caught_on_all_ranks(proofs, mutation, si
     assert re.search(detail, results[0]["detail"]), results[0]["detail"]
 
 
-def test_ends_of_a_pipeline_that_do_not_have_the_same_gradient_are_called_so_on_all_ranks(proofs) -> None:
+@pytest.mark.parametrize(
+    ("mutation", "size", "fields"),
+    [
+        (_ends_not_summed, 2, PIPELINE),
+        (_norm_of_one_stage, 4, SHARDED_STAGES | {"clip_norm": 0.1}),
+    ],
+)
+def test_ends_of_a_pipeline_that_do_not_have_the_same_gradient_are_called_so_on_all_ranks(
+    proofs, mutation, size, fields
+) -> None:
     expected = {"copies": "wte.weight is not the same on the ranks that have a copy of it"}
-    assert proofs(2, PIPELINE, broken=_ends_not_summed) == [expected] * 2
+    assert proofs(size, fields, broken=mutation) == [expected] * size
