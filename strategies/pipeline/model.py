@@ -348,7 +348,7 @@ class PipelineModel(ParallelModel):
         return _KINDS[self._kind](stages[0] if one else stages, self._pieces, **settings)
 
     def _pieces_of(self, stage: int, sequence: SequenceSplit | None) -> list[StageFunction]:
-        """Return the functions that a stage calls; the first one tells `sequence` that the stage begins."""
+        """Return the functions that a stage calls, the first one to begin the stage in `sequence`."""
         pieces = [self._step.placed(piece) for piece in self._cut.pieces(self.bare, stage)]
         begins = [] if sequence is None else [partial(sequence.begin_stage, first=stage == 0)]
         return [*begins, *pieces]
