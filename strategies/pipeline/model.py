@@ -21,6 +21,7 @@ every rank has all of it.
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -166,6 +167,9 @@ class PipelineModel(ParallelModel):
         self._ends = everyone.split(_ends(groups)) if self._copied else None
         stages = self._cut.stages_of(rank)
         prune(self.bare, {name for stage in stages for name in self._cut.modules(stage)})
+        # A block whose forward function is wrapped holds itself.
+        del named, owners
+        gc.collect()
         self._buffers = Buffers(self.bare)
         self._shards = self._sharded(facts, stages)
         # Gradients are averaged by the exchange that also serves a user's own loop.
@@ -344,7 +348,7 @@ class PipelineModel(ParallelModel):
         return _KINDS[self._kind](stages[0] if one else stages, self._pieces, **settings)
 
     def _pieces_of(self, stage: int, sequence: SequenceSplit | None) -> list[StageFunction]:
-        """Return the functions that a stage calls; the first one tells `sequence` that the stage begins."""
+        """Return the functions that a stage calls, the first one to begin the stage in `sequence`."""
         pieces = [self._step.placed(piece) for piece in self._cut.pieces(self.bare, stage)]
         begins = [] if sequence is None else [partial(sequence.begin_stage, first=stage == 0)]
         return [*begins, *pieces]
