@@ -21,6 +21,7 @@ every rank has all of it.
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -165,6 +166,9 @@ class PipelineModel(ParallelModel):
         self._ends = everyone.split(_ends(groups)) if self._copied else None
         stages = self._cut.stages_of(rank)
         prune(self.bare, {name for stage in stages for name in self._cut.modules(stage)})
+        # A block whose forward function is wrapped holds itself.
+        del named, owners
+        gc.collect()
         self._buffers = Buffers(self.bare)
         self._shards = self._sharded(facts, stages)
         # Gradients are averaged by the exchange that also serves a user's own loop.

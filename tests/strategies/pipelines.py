@@ -16,6 +16,7 @@ from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from results.layout import ModelLayout
 from strategies import Phase, Trainer, TrainSettings
 from strategies.catalog import group_layout
+from strategies.fsdp.shards import local
 from strategies.pipeline.chain import chained_layout
 from strategies.snapshot import Snapshot
 from workloads.gpt import GPTShape
@@ -248,11 +249,11 @@ def precise_step(rank: int, precision: str) -> dict[str, Any]:
     return found
 
 
-def overflowing_step(rank: int, where: int) -> list[tuple[float, bool]]:
+def overflowing_step(rank: int, where: int, strategy: str) -> list[tuple[float, bool]]:
     """On a rank: the scaler's factor after each of two steps, and whether the parameters moved; in the first
     one a gradient overflows on rank `where`."""
     exchange = open_exchange()
-    trainer = trainer_of("tied", "pipeline:gpipe", exchange, double=False, precision="fp16")
+    trainer = trainer_of("tied", strategy, exchange, double=False, precision="fp16")
     found = []
     for step in range(2):
         before = copied(trainer.model.bare.named_parameters())
@@ -260,8 +261,9 @@ def overflowing_step(rank: int, where: int) -> list[tuple[float, bool]]:
         if step == 0 and rank == where:
             next(p for p in trainer.model.parameters() if p.grad is not None).grad.fill_(torch.inf)
         trainer.update()
-        after = trainer.model.bare.named_parameters()
-        found.append((trainer.scaler.get_scale(), any(not torch.equal(p, before[n]) for n, p in after)))
+        after = copied(trainer.model.bare.named_parameters())
+        moved = any(not torch.equal(local(each), local(before[name])) for name, each in after.items())
+        found.append((trainer.scaler.get_scale(), moved))
     exchange.reset()
     return found
 

@@ -423,7 +423,7 @@ COMPARED = [
     ),
     *(
         pytest.param(f"pipeline:1f1b:pp=2:{sharded}", 4, marks=pytest.mark.long)
-        for sharded in ("shard=2", "shard=2:reshard=true")
+        for sharded in ("shard=2", "shard=2:reshard=true", "cp=2", "tp=2")
     ),
 ]
 

@@ -152,17 +152,26 @@ def test_micro_batches_may_be_of_another_size_than_the_one_before(ranks) -> None
         serial_pipelines.assert_near(gradients, expected)
 
 
-@pytest.mark.parametrize("where", [0, 1, 2])
-def test_an_overflow_in_one_stage_is_one_of_all(ranks, where) -> None:
+@pytest.mark.parametrize(
+    ("size", "where", "strategy"),
+    [*((3, where, "pipeline:gpipe") for where in range(3)), (4, 1, "pipeline:zbv:pp=2:shard=2")],
+)
+def test_an_overflow_in_one_stage_is_one_of_all(ranks, size, where, strategy) -> None:
     # The scaler begins with 2^16, and halves it where a step is left out.
-    assert ranks(3, pipelines.overflowing_step, where) == [[(2.0**15, False), (2.0**15, True)]] * 3
+    found = ranks(size, pipelines.overflowing_step, where, strategy)
+    assert found == [[(2.0**15, False), (2.0**15, True)]] * size
 
 
 @pytest.mark.parametrize(
-    "strategy", ["pipeline:gpipe", "pipeline:1f1b", "pipeline:interleaved:dp=2", "pipeline:zbv"]
+    "strategy",
+    [
+        *("pipeline:gpipe", "pipeline:1f1b", "pipeline:interleaved:dp=2", "pipeline:zbv"),
+        *("pipeline:zbv:pp=2:shard=2", "pipeline:1f1b:pp=2:reshard=true:shard=2"),
+    ],
 )
 def test_steps_without_the_exchange_end_and_can_be_undone(ranks, strategy) -> None:
-    for losses, differing in ranks(4 if "dp" in strategy else 2, pipelines.with_off_steps, strategy):
+    size = 4 if "=2" in strategy else 2
+    for losses, differing in ranks(size, pipelines.with_off_steps, strategy):
         assert all(torch.tensor(losses).isfinite())
         assert differing == []
 
@@ -450,6 +459,7 @@ def test_a_trained_parameter_without_gradient_is_refused_on_all_ranks(ranks) -> 
     assert ranks(3, complaint, "pipeline:1f1b", frozen) == [here, there, there]
     # The copies of a stage are beside each other.
     assert ranks(4, complaint, "pipeline:1f1b:dp=2", frozen) == [here, here, there, there]
+    assert ranks(4, complaint, "pipeline:1f1b:pp=2:shard=2", frozen) == [here, here, there, there]
 
 
 def test_a_frozen_parameter_needs_no_gradient_at_either_end(ranks) -> None:

@@ -107,6 +107,13 @@ def test_a_run_on_one_device_goes_on_bit_for_bit(tmp_path) -> None:
 
 
 @pytest.mark.slow
+def test_stages_in_shards_and_split_layers_go_on(ranks, tmp_path) -> None:
+    of_two = "pipeline:zbv:microbatches=2:pp=2"
+    cases: list[Case] = [(f"{of_two}:shard=2", SCALED), (f"{of_two}:tp=2", {})]
+    assert ranks(4, resuming.broken, cases, tmp_path) == [[]] * 4
+
+
+@pytest.mark.slow
 def test_every_strategy_compressor_and_setting_goes_on(ranks, tmp_path) -> None:
     assert ranks(2, resuming.broken, CASES, tmp_path) == [[], []]
 
