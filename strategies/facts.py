@@ -255,7 +255,14 @@ class StrategyFacts(CatalogFacts):
 
 
 def quotient(what: str, ranks: int, parts: int) -> int:
-    """Return `ranks` / `parts`. Raises SpecError if `parts` does not divide `ranks`."""
+    """Return `ranks` / `parts`. Raises SpecError, with the nearest sizes, if `parts` does not divide it."""
     if ranks % parts:
-        raise SpecError(f"{what} needs a multiple of {parts} ranks, not {ranks}")
+        near = nearest_multiples(ranks, parts)
+        raise SpecError(f"{what} needs a multiple of {parts} ranks, not {ranks} (the nearest: {near})")
     return ranks // parts
+
+
+def nearest_multiples(number: int, of: int) -> str:
+    """Return the multiples of `of` below and above a number that is none, such as `4 and 8`."""
+    below = number // of * of
+    return " and ".join(str(multiple) for multiple in (below, below + of) if multiple)

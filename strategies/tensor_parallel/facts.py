@@ -12,7 +12,7 @@ from results.parts import VALUE_BYTES, ModelParts, Part
 from results.spec import Option
 from strategies.closed_form.moments import Footprint
 from strategies.closed_form.terms import Collective, Receivers, Term, term
-from strategies.facts import AutoPoint, Proposal, StrategyFacts
+from strategies.facts import AutoPoint, Proposal, StrategyFacts, nearest_multiples
 
 OPTIONS = MappingProxyType(
     {
@@ -134,6 +134,5 @@ def uneven_tokens(tokens: int, pieces: int) -> str | None:
     do, as a clause; None if they divide."""
     if tokens % pieces == 0:
         return None
-    below = tokens // pieces * pieces
-    nearest = " and ".join(str(length) for length in (below, below + pieces) if length)
+    nearest = nearest_multiples(tokens, pieces)
     return f"{tokens} tokens do not divide into {pieces} pieces (the nearest lengths: {nearest})"

@@ -390,7 +390,7 @@ def test_ranks_that_cannot_be_grouped_or_split_are_skipped_with_the_reason() -> 
     plan = plan_of(workload="gpt-nano", gpus="3,8", strategy="fsdp:tp=2,tp", batch_size=8)
     assert [cell.strategy for cell in plan.cells] == ["fsdp:tp=2"]
     assert [(skip.strategy, skip.gpus, skip.reason) for skip in plan.skips] == [
-        ("fsdp:tp=2", 3, "fsdp:tp=2 needs a multiple of 2 ranks, not 3"),
+        ("fsdp:tp=2", 3, "fsdp:tp=2 needs a multiple of 2 ranks, not 3 (the nearest: 2 and 4)"),
         ("tp", 3, "4 attention heads of gpt-nano do not divide by 3"),
         ("tp", 8, "4 attention heads of gpt-nano do not divide by 8"),
     ]

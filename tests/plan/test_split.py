@@ -105,7 +105,7 @@ ONE_NODE = (
     "hsdp shards inside of nodes and replicates across them, and there is only one node, of {}: "
     "give a smaller --node-size or --gpus-per-node, or use {}"
 )
-UNEVEN = "{2} on nodes of {0} needs a multiple of 2 ranks, not {0}"
+UNEVEN = "{2} on nodes of {0} needs a multiple of 2 ranks, not {0} (the nearest: 2 and 4)"
 TOO_SMALL = "{2} has nothing left to shard on nodes of {0}: give a --node-size of more than {0}, or use {1}"
 
 
