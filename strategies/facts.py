@@ -266,3 +266,12 @@ def nearest_multiples(number: int, of: int) -> str:
     """Return the multiples of `of` below and above a number that is none, such as `4 and 8`."""
     below = number // of * of
     return " and ".join(str(multiple) for multiple in (below, below + of) if multiple)
+
+
+def uneven_tokens(tokens: int, pieces: int) -> str | None:
+    """Return that sequences of `tokens` tokens do not divide into equal pieces, with the nearest lengths that
+    do, as a clause; None if they divide."""
+    if tokens % pieces == 0:
+        return None
+    nearest = nearest_multiples(tokens, pieces)
+    return f"{tokens} tokens do not divide into {pieces} pieces (the nearest lengths: {nearest})"

@@ -19,8 +19,7 @@ from results.parts import Unknown
 from results.plan import Pattern, Plan, Point, Request, Rule, SeriesId, placement_of
 from strategies.catalog import COLLECTIVES, STRATEGIES
 from strategies.context.facts import uneven
-from strategies.facts import StrategyFacts
-from strategies.tensor_parallel.facts import uneven_tokens
+from strategies.facts import StrategyFacts, uneven_tokens
 from workloads.catalog import MEMBERS, WORKLOADS, facts
 from workloads.shape import WorkloadFacts
 

@@ -62,7 +62,7 @@ def description(groups: GroupLayout, stages: Sequence[Sequence[int]] = ()) -> st
     )
     deeds = []
     for name in used:
-        *first, last = _short([str(rank) for rank in groups.groups(name)[0]], most=4)
+        *first, last = _short([str(rank) for rank in groups.peers(name)[0]], most=4)
         deeds.append(f"{', '.join(first)} and {last} {has[name]}")
     return f"{sizes}: {', '.join(deeds)}"
 
@@ -82,11 +82,12 @@ def drawing(groups: GroupLayout, stages: Sequence[Sequence[int]] = ()) -> list[s
         table = [*table[:_FIRST], [_ELIDED, *[""] * (len(table[0]) - 1)], table[-1]]
     if width > 1:
         noun = _noun(groups, "shard" if groups.shard > 1 else "replicate")
-        names = [f"{noun} {column}" for column in range(width)]
+        title, names = "", [f"{noun} {column}" for column in range(width)]
         if width > groups.shard > 1:
             # Both places of replicas of stages in shards.
-            names = [f"{noun} {at // groups.shard}.{at % groups.shard}" for at in range(width)]
-        table.insert(0, ["", *names])
+            title = f"replica.{noun}"
+            names = [f"{at // groups.shard}.{at % groups.shard}" for at in range(width)]
+        table.insert(0, [title, *names])
     return _aligned(table)
 
 
@@ -99,7 +100,10 @@ def _places(band: Sequence[int], inner: int) -> list[str]:
 
 
 def _noun(groups: GroupLayout, dimension: Dimension) -> str:
-    """The noun of a dimension: a replica that is sharded is a node, but for one in stages."""
+    """The noun of a dimension: a replica that is sharded is a node, but for one in stages. The ranks of one
+    sequence have different shards, so that a place among the shards is only one in the batch."""
+    if dimension == "shard" and groups.context > 1:
+        return "batch part"
     nodes = dimension == "replicate" and groups.shard > 1 and groups.pipeline == 1
     return "node" if nodes else _NOUNS[dimension]
 

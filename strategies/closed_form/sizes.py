@@ -162,9 +162,9 @@ class Activations:
             again = [
                 block.values_over(self._tensor) for block, mode in zip(blocks, modes, strict=True) if mode
             ]
-            # Weights of blocks that are computed again are cast block by block.
-            values = stage_values(model, stage, self._tensor) - sum(again) + max(again, default=0)
-            casts = HALF_BYTES * values
+            # Each micro-batch in flight keeps its own, but of blocks that are computed again one at a time.
+            kept_values = flights * (stage_values(model, stage, self._tensor) - sum(again))
+            casts = HALF_BYTES * (kept_values + max(again, default=0))
         held = flights * (stem + sum(kept)) + (flights - 1) * head + casts
         self.at_loss, self.at_block = held + losing, held + computing
         """Bytes when the backward pass of the first micro-batch begins, and when it is in the last block."""

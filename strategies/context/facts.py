@@ -10,6 +10,7 @@ from results.groups import GroupLayout
 from results.parts import ModelParts
 from results.spec import Option
 from strategies.closed_form.terms import Collective, Receivers, Term, term
+from strategies.facts import uneven_tokens
 
 ULYSSES, GATHERED = "ulysses", "gathered"
 OPTIONS = MappingProxyType(
@@ -35,8 +36,9 @@ def uneven(attention: str, groups: GroupLayout, tokens: int, heads: int | None) 
 
     `heads` are the heads of queries; None: not known.
     """
-    if tokens % (number := pieces(attention, groups.context)):
-        return f"{tokens} tokens do not divide into {number} pieces"
+    number = pieces(attention, groups.context)
+    if tokens % number:
+        return uneven_tokens(tokens, number)
     ranks = groups.tensor * groups.context
     if attention == ULYSSES and heads is not None and heads % ranks:
         return f"{heads} attention heads do not divide by {ranks} ranks: use attention=gathered"

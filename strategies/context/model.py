@@ -31,6 +31,8 @@ _POSITIONS = ("positions", "position_ids")
 """Arguments of a model's forward by which it takes the places of its tokens."""
 _OPTIONS = ("attn_mask", "dropout_p", "is_causal")
 """Arguments of `scaled_dot_product_attention` after the tensors that may be given by position."""
+_WEIGHTS = ("weight", "size_average", "ignore_index")
+"""Arguments of torch's cross-entropy after outputs and targets that may be given by position."""
 _OTHERWISE = "use a strategy without cp"
 
 
@@ -51,6 +53,7 @@ class ContextSplit:
         self._causal: dict[tuple[int, int], Any] = {}
         """The mask of a causal chunk, by the number of its queries and of the keys that they see."""
         self._splits = self._attended = self._checked = False
+        self._weighing = _Weighing()
         names = list(inspect.signature(module.forward).parameters)
         self._takes = next((name for name in _POSITIONS if name in names), "")
         self._names = [name for name in names if name != self._takes]
@@ -76,6 +79,7 @@ class ContextSplit:
         length = targets.shape[1]
         named = self._named(inputs)
         self._refuse_gaps(named, targets)
+        self._weighing.targets = targets
         own = torch.arange(length, device=targets.device).view(self._pieces, -1)[self._chunks].flatten()
 
         def cut(value: Any) -> Any:
@@ -90,6 +94,21 @@ class ContextSplit:
             self._causal[size, (place + 1) * size] = causal_lower_right(size, (place + 1) * size)
         self._splits = True
         return {name: cut(value) for name, value in named.items()} | {self._takes: positions}, cut(targets)
+
+    def even(self, loss: Loss) -> Callable[[Any, Any], Tensor]:
+        """Return the loss of one rank's tokens; its mean over the ranks is the loss of whole sequences.
+
+        It raises UsageError, on all ranks alike, if torch's cross-entropy is told to weigh classes, or to
+        ignore one that is in the batch (on a GPU: in the first batch).
+        """
+        assert callable(loss)
+        own = loss
+
+        def weighed(outputs: Any, targets: Any) -> Tensor:
+            with self._weighing:
+                return own(outputs, targets)
+
+        return weighed
 
     def end(self) -> None:
         """Let the model compute whole sequences again."""
@@ -223,6 +242,33 @@ class _Attention(TorchFunctionMode):
     ) -> Any:
         called = self._attend if function is F.scaled_dot_product_attention else function
         return called(*arguments, **(named or {}))
+
+
+class _Weighing(TorchFunctionMode):
+    """Refuses a cross-entropy whose mean is not over all tokens alike."""
+
+    targets: Tensor
+    """The targets of whole sequences, which all ranks have."""
+    _checked = False
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), named: dict[str, Any] | None = None
+    ) -> Any:
+        options = dict(named or {})
+        if function in (F.cross_entropy, F.nll_loss):
+            given = dict(zip(_WEIGHTS, arguments[2:], strict=False)) | options
+            self._require_even(given.get("weight"), given.get("ignore_index", -100))
+        return function(*arguments, **options)
+
+    def _require_even(self, weight: Tensor | None, ignored: int) -> None:
+        looks = self.targets.device.type == "cpu" or not self._checked
+        self._checked = True
+        if weight is not None or (looks and bool((self.targets == ignored).any())):
+            what = f"ignores targets of {ignored}" if weight is None else "has weights of classes"
+            raise UsageError(
+                f"context parallelism averages over equally many tokens of each rank, and the cross-entropy "
+                f"{what}: leave that out, or {_OTHERWISE}"
+            )
 
 
 class _TokensToHeads(torch.autograd.Function):

@@ -102,8 +102,10 @@ class FsdpModel(ParallelModel):
         for name, state in super().named_state(optimizer):
             yield name, {key: self._shards.whole(name, value) for key, value in sorted(state.items())}
 
-    def part_of(self, batch: Batch, loss: Loss) -> Batch:
-        return batch if self._context is None else self._context.part(batch, loss)
+    def part_of(self, batch: Batch, loss: Loss) -> tuple[Batch, Loss]:
+        if self._context is None:
+            return batch, loss
+        return self._context.part(batch, loss), self._context.even(loss)
 
     def started(self) -> None:
         self._shards.unlike.begin()

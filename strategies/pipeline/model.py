@@ -259,7 +259,8 @@ class PipelineModel(ParallelModel):
     def _own_tokens(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the part of a micro-batch that this rank computes, and note where its tokens are."""
         if self._context is not None:
-            named, targets = self._context.part((inputs, targets), self._step.task.loss)
+            named, targets = self._context.part((inputs, targets), self._step.loss_of)
+            self._step.loss_of = self._context.even(self._step.loss_of)
             (_, inputs), *positions = named.items()
             self._step.positions = dict(positions)
         return inputs, targets

@@ -11,8 +11,8 @@ from results.groups import GroupLayout
 from results.parts import VALUE_BYTES, ModelParts, Part
 from results.spec import Option
 from strategies.closed_form.moments import Footprint
-from strategies.closed_form.terms import Collective, Receivers, Term, term
-from strategies.facts import AutoPoint, Proposal, StrategyFacts, nearest_multiples
+from strategies.closed_form.terms import BUCKET_BYTES, Collective, Receivers, Term, term
+from strategies.facts import AutoPoint, Proposal, StrategyFacts
 
 OPTIONS = MappingProxyType(
     {
@@ -105,6 +105,9 @@ def activation_messages(
         times = []
         for at, block in enumerate(parts.blocks):
             sums, before = block.split_sums
+            if not sums:
+                # Parts that were counted do not say what is split.
+                sums, before = 2, 1
             again = bool(cell.activation_checkpointing or checkpoints(at))
             times.append(2 * sums + (sums if repeats else before) * again)
         size = sum(many * block.input for many, block in zip(times, parts.blocks, strict=True))
@@ -122,17 +125,11 @@ def activation_messages(
 
 
 def _sums_of_gradients(parts: ModelParts, groups: GroupLayout) -> Iterator[Term]:
-    """Yield the sum of the gradients of what blocks do not split."""
-    whole = [weight for block in parts.trained.blocks for weight in block.weights if not weight.split]
-    if values := sum(-(-weight.rows // groups.shard_ranks) * weight.columns for weight in whole):
+    """Yield sums of gradients of what blocks do not split: small ones at once, each large one alone."""
+    whole = (weight for block in parts.trained.blocks for weight in block.weights if not weight.split)
+    sizes = [VALUE_BYTES * -(-weight.rows // groups.shard_ranks) * weight.columns for weight in whole]
+    if sizes:
+        alone = sum(size > BUCKET_BYTES for size in sizes)
         along: Receivers = ("tensor", groups.tensor)
-        yield term("gradients of norms", "all-reduce", along, payload=VALUE_BYTES * values, operations=1)
-
-
-def uneven_tokens(tokens: int, pieces: int) -> str | None:
-    """Return that sequences of `tokens` tokens do not divide into equal pieces, with the nearest lengths that
-    do, as a clause; None if they divide."""
-    if tokens % pieces == 0:
-        return None
-    nearest = nearest_multiples(tokens, pieces)
-    return f"{tokens} tokens do not divide into {pieces} pieces (the nearest lengths: {nearest})"
+        operations = alone + (alone < len(sizes))
+        yield term("unsplit gradients", "all-reduce", along, payload=sum(sizes), operations=operations)

@@ -22,8 +22,9 @@ from torch.nn.modules.conv import _ConvNd
 
 from results.errors import UsageError
 from results.layout import ModelLayout
+from strategies.closed_form.terms import BUCKET_BYTES
 from strategies.collectives.link import Link
-from strategies.tensor_parallel.facts import uneven_tokens
+from strategies.facts import uneven_tokens
 from strategies.training.layouts import homes_of, layout_module
 
 _MIXERS = (_NormBase, nn.GroupNorm, _ConvNd, nn.RNNBase, nn.MultiheadAttention)
@@ -99,8 +100,16 @@ class SequenceSplit:
         """
         alike: dict[torch.dtype, list[Tensor]] = defaultdict(list)
         for name, gradient in gradients:
-            if name in self._names:
+            if name not in self._names:
+                continue
+            if gradient.nbytes <= BUCKET_BYTES:
                 alike[gradient.dtype].append(gradient)
+                continue
+            # A large one, of experts for example, is not copied.
+            there = gradient.to(device).contiguous()
+            self._link.all_reduce(there)
+            if there is not gradient:
+                gradient.copy_(there)
         for group in alike.values():
             total = torch.cat([gradient.flatten().to(device) for gradient in group])
             self._link.all_reduce(total)

@@ -228,22 +228,22 @@ class ParallelModel:
         total: Tensor | None = None
         for index in range(task.accumulation):
             task.observer.begins(Phase.DATA)
-            batch = self.part_of(next(batches), task.loss)
+            batch, loss_of_part = self.part_of(next(batches), task.loss)
             with self.exchange(now=index == task.accumulation - 1):
                 task.observer.begins(Phase.FORWARD)
                 if index == 0:
                     self.started()
                 with task.autocast():
-                    loss = loss_of(self.module, batch, task.loss) / task.accumulation
+                    loss = loss_of(self.module, batch, loss_of_part) / task.accumulation
                 task.observer.begins(Phase.BACKWARD)
                 task.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None
         return total
 
-    def part_of(self, batch: Batch, loss: Loss) -> Batch:
-        """Return the part of its replica's batch that this rank computes the loss of."""
-        return batch
+    def part_of(self, batch: Batch, loss: Loss) -> tuple[Batch, Loss]:
+        """Return the part of its replica's batch that this rank computes, and the loss of that part."""
+        return batch, loss
 
     def exchange(self, *, now: bool) -> AbstractContextManager[None]:
         """Return the context of one micro-batch, which exchanges gradients if `now`, and else only adds them

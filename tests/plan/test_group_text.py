@@ -46,11 +46,11 @@ def by_hand(text: str) -> list[str]:
         ),
         (
             GroupLayout(shard=2, context=2, tensor=2),
-            "2 shards x 2 sequence parts x 2 tensor parts: 0 and 4 hold a shard each, "
+            "2 batch parts x 2 sequence parts x 2 tensor parts: 0, 2, 4 and 6 hold a shard each, "
             "0 and 2 compute each sequence together, 0 and 1 compute each layer together",
             """
-              shard 0    shard 1
-            [0 1 2 3]  [4 5 6 7]
+            batch part 0  batch part 1
+               [0 1 2 3]     [4 5 6 7]
             """,
         ),
         (
@@ -180,9 +180,9 @@ def test_stages_in_shards_and_replicas_of_them_are_drawn() -> None:
         "  stages 1 2        2        3",
         f"{strategy} on 8, 4 stages x 2 replicas x 2 shards: 0 and 4 have the stages of one replica, 0 and 2 "
         "average their gradients, 0 and 1 hold a shard each",
-        "              shard 0.0  shard 0.1  shard 1.0  shard 1.1",
-        "  stages 0 3          0          1          2          3",
-        "  stages 1 2          4          5          6          7",
+        "  replica.shard  0.0  0.1  1.0  1.1",
+        "  stages 0 3       0    1    2    3",
+        "  stages 1 2       4    5    6    7",
     ]
 
 

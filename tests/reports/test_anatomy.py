@@ -178,7 +178,7 @@ def test_the_largest_piece_of_a_bar_is_the_part_that_the_verdict_names() -> None
         lost = [piece for piece in pieces_of(bar) if piece[1] != "rule"]
         assert max(lost)[1] == colours[reach.lost_to]
     # The ideal on 256 is a fraction of the one on 2: bars have their own, which are equally long.
-    assert strong.title.endswith("in ideal steps")
+    assert strong.title.endswith("in ideal steps of each bar")
     ideals = [width for width, colour in pieces_of(str(strong.svg)) if colour == "rule"]
     assert max(ideals) == pytest.approx(min(ideals), rel=0.05)
 

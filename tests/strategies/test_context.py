@@ -151,6 +151,29 @@ def test_a_batch_that_cannot_be_split_is_refused(threads, batch, loss, words) ->
     assert all(words in error for error in threads(2, refused_batch, batch, loss))
 
 
+def uneven_loss(group: ExchangeGroup, **options: Any) -> str:
+    """The error of a loss over three classes; only the last chunk has targets of 0."""
+    split = ContextSplit(Plain(), ModelLayout(), Link(group), "ulysses")
+    targets = torch.tensor([[1, 2, 1, 2, 1, 2, 0, 0]])
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), **options)
+
+    _, own = split.part((INPUTS[:1], targets), loss)
+    with pytest.raises(UsageError) as error:
+        split.even(loss)(torch.zeros(1, 4, 3), own)
+    split.even(lambda outputs, targets: F.cross_entropy(outputs.flatten(0, 1), targets.flatten()))(
+        torch.zeros(1, 4, 3), own
+    )
+    return str(error.value)
+
+
+def test_a_loss_that_does_not_weigh_all_tokens_alike_is_refused_on_all_ranks(threads) -> None:
+    assert all("ignores targets of 0" in error for error in threads(2, partial(uneven_loss, ignore_index=0)))
+    weighed = partial(uneven_loss, weight=torch.tensor([1.0, 2.0, 3.0]))
+    assert all("has weights of classes" in error for error in threads(2, weighed))
+
+
 class Pair(nn.Module):
     def forward(self, first: Tensor, second: Tensor, position_ids: Tensor) -> Tensor:
         return first

@@ -291,6 +291,9 @@ def test_checkpointing_keeps_inputs_and_one_block() -> None:
 
 def test_autocast_adds_half_precision_copies_of_the_weights() -> None:
     assert total("single", 1, precision="bf16") == 3 * P + P // 2 + BEGIN
+    # Four microbatches in flight on the last rank, with 510 and two blocks of 320 values each.
+    stages = {"strategy": "pipeline:gpipe:microbatches=4", "gpus": 2, "micro_batch": 8}
+    assert total(**stages, precision="bf16") == total(**stages) + 2 * 4 * (510 + 2 * 320)
     # Blocks that are computed again are cast one at a time: 320 values, and 510 around them.
     again = {"activation_checkpointing": True}
     assert total("single", 1, precision="bf16", **again) == total("single", 1, **again) + 2 * (320 + 510)

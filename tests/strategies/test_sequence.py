@@ -16,6 +16,7 @@ from results.errors import UsageError
 from results.layout import LinearSplit, ModelLayout, splits_of
 from strategies.catalog import STRATEGIES
 from strategies.collectives.link import Link
+from strategies.tensor_parallel import sequence
 from strategies.tensor_parallel.model import TensorSplit
 from workloads.gpt import GPTShape
 from workloads.gpt.model import build_gpt
@@ -143,6 +144,23 @@ def test_a_second_input_without_a_gradient_is_taken_as_it_is(threads) -> None:
         model.added = {"added": torch.ones(1)}
 
     threads(2, run, constant, LAYOUT, X)
+
+
+@pytest.mark.parametrize("most", [8, 2**20])
+def test_small_gradients_are_summed_at_once_and_each_large_one_alone(threads, monkeypatch, most) -> None:
+    monkeypatch.setattr(sequence, "BUCKET_BYTES", most)
+
+    def summed(group: ExchangeGroup) -> tuple[list[list[float]], int]:
+        model = Model()
+        split = sequence.SequenceSplit(model, LAYOUT, Link(group))
+        found = [torch.full((size,), 1.0 + group.rank()) for size in (4, 2, 1)]
+        names = ("blocks.0.norm.weight", "blocks.0.norm.bias", "blocks.1.norm.bias")
+        split.sum_gradients(zip(names, found, strict=True), torch.device("cpu"))
+        return [each.tolist() for each in found], group.traffic.operations
+
+    for found, operations in threads(2, summed):
+        assert found == [[3.0] * 4, [3.0] * 2, [3.0]]
+        assert operations == (2 if most == 8 else 1)
 
 
 SHAPES: dict[str, Any] = {

@@ -250,7 +250,10 @@ COUNTED: list[Any] = [
     # Of a tied model no rank sends both activations each way and the shared gradient.
     pytest.param(4, "pipeline:1f1b", "untied", {}, marks=pytest.mark.slow),
     (4, "scratch-fsdp", "llama", {}),
-    *((2, strategy, "adapted", {}) for strategy in ("ddp", "scratch-ddp", "zero1", "fsdp", "pipeline:gpipe")),
+    *(
+        (2, strategy, "adapted", {})
+        for strategy in ("ddp", "scratch-ddp", "zero1", "fsdp", "pipeline:gpipe", "tp")
+    ),
 ]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from results.errors import SpecError
+from results.errors import SpecError, UsageError
 from workloads.catalog import WORKLOADS, shape_of
 from workloads.moe import MoEShape
 from workloads.moe.model import SparseMLP, forced_experts
@@ -96,6 +96,14 @@ def test_forced_loads_are_those_that_are_stated(how, busiest) -> None:
     assert max(others) - min(others) <= (shape.chosen if shape.routing == "skewed" else 0)
     # A rank with a part of the sample has the choices of its positions.
     torch.testing.assert_close(forced_experts(shape, torch.arange(7, 15)), chosen[7:15])
+
+
+def test_tokens_without_their_positions_are_refused() -> None:
+    layer = SparseMLP(replace(SMALL, routing="balanced"))
+    layer(torch.zeros(1, 12, 12), torch.arange(6, 18))
+    for positions in (None, torch.arange(24)):
+        with pytest.raises(UsageError, match="12 tokens came without their positions"):
+            layer(torch.zeros(1, 12, 12), positions)
 
 
 @pytest.mark.parametrize(

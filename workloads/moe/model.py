@@ -103,14 +103,14 @@ class SparseMLP(nn.Module):
         if self.shape.routing == "learned":
             weights, chosen = scores.topk(self.shape.chosen)
         else:
+            length = len(tokens) // samples
+            if length != (self.shape.seq if positions is None else len(positions)):
+                raise UsageError(
+                    f"routing={self.shape.routing} chooses experts by the position of a token, and {length} "
+                    f"tokens came without their positions: leave sequence=true out, or use routing=learned"
+                )
             if positions is None:
-                positions = torch.arange(len(tokens) // samples, device=tokens.device)
-                if len(positions) != self.shape.seq:
-                    raise UsageError(
-                        f"routing={self.shape.routing} chooses experts by the position of a token, and a "
-                        f"rank has {len(positions)} tokens of {self.shape.seq}: leave sequence=true out, or "
-                        f"use routing=learned"
-                    )
+                positions = torch.arange(length, device=tokens.device)
             chosen = forced_experts(self.shape, positions).repeat(samples, 1)
             weights = scores.gather(1, chosen)
         if self.shape.renormalised:

@@ -257,7 +257,7 @@ def _units(bars: Sequence[Bar]) -> tuple[str, list[float]]:
     scaling."""
     ideals, longest_ns = [loss.ideal_ns for _, loss in bars], max(loss.budget.step_ns for _, loss in bars)
     if 0 < 1.01 * min(ideals) < max(ideals):
-        return "in ideal steps", ideals
+        return "in ideal steps of each bar", ideals
     unit_ns, unit = next((one for one in DURATIONS if longest_ns >= one[0]), DURATIONS[-1])
     return unit, [unit_ns] * len(bars)
 
