@@ -263,7 +263,7 @@ def quotient(what: str, ranks: int, parts: int) -> int:
 
 
 def nearest_multiples(number: int, of: int) -> str:
-    """Return the multiples of `of` below and above a number that is none, such as `4 and 8`."""
+    """Return the multiples of `of` just below and above `number`, such as `4 and 8`."""
     below = number // of * of
     return " and ".join(str(multiple) for multiple in (below, below + of) if multiple)
 

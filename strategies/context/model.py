@@ -98,8 +98,8 @@ class ContextSplit:
     def even(self, loss: Loss) -> Callable[[Any, Any], Tensor]:
         """Return the loss of one rank's tokens; its mean over the ranks is the loss of whole sequences.
 
-        It raises UsageError, on all ranks alike, if torch's cross-entropy is told to weigh classes, or to
-        ignore one that is in the batch (on a GPU: in the first batch).
+        It raises UsageError, on all ranks alike, if torch's cross-entropy has weights of classes, or ignores
+        a class of the batch (on a GPU: of the first batch).
         """
         assert callable(loss)
         own = loss

@@ -125,7 +125,7 @@ def activation_messages(
 
 
 def _sums_of_gradients(parts: ModelParts, groups: GroupLayout) -> Iterator[Term]:
-    """Yield sums of gradients of what blocks do not split: small ones at once, each large one alone."""
+    """Yield sums of gradients of what blocks do not split: small ones at once, large ones each by itself."""
     whole = (weight for block in parts.trained.blocks for weight in block.weights if not weight.split)
     sizes = [VALUE_BYTES * -(-weight.rows // groups.shard_ranks) * weight.columns for weight in whole]
     if sizes:
