@@ -120,6 +120,11 @@ class StrategyFacts(CatalogFacts):
         return None
 
     @property
+    def gathers_keys(self) -> bool:
+        """Whether attention keeps the keys and values of all ranks of a sequence."""
+        return False
+
+    @property
     def splits_tokens(self) -> bool:
         """Whether the ranks that compute each layer together have a part of the tokens between its split
         layers."""
@@ -207,8 +212,14 @@ class StrategyFacts(CatalogFacts):
 
     def sizes(self, cell: Cell, parts: ModelParts) -> Sizes:
         """Return the sizes of a rank of `cell`."""
-        groups = self.groups(cell.gpus, cell.node_size)
-        return Sizes(cell, parts, groups, self.checkpoints, splits_tokens=self.splits_tokens)
+        return Sizes(
+            cell,
+            parts,
+            self.groups(cell.gpus, cell.node_size),
+            self.checkpoints,
+            gathers_keys=self.gathers_keys,
+            splits_tokens=self.splits_tokens,
+        )
 
     def moments(self, cell: Cell, parts: ModelParts) -> Iterator[Footprint]:
         """Yield the memory of the fullest rank at each moment at which it may be largest."""

@@ -331,8 +331,8 @@ THROTTLING = int(
 loaded GPU works at the limit of its power, and its figures are the figures of the device."""
 
 _SETTINGS = re.compile(
-    r"(TORCH_)?NCCL_.*|TORCH_DIST_USE_NCCL2|PYTORCH_(CUDA_|HIP_)?ALLOC_CONF|NVIDIA_TF32_OVERRIDE|CUDA_DEVICE_MAX_CONNECTIONS"
-    r"|CUDA_LAUNCH_BLOCKING"
+    r"(TORCH_)?NCCL_.*|TORCH_DIST_USE_NCCL2|PYTORCH_(CUDA_|HIP_)?ALLOC_CONF|NVIDIA_TF32_OVERRIDE"
+    r"|CUDA_DEVICE_MAX_CONNECTIONS|CUDA_LAUNCH_BLOCKING"
 )
 """Environment variables that change what a step of the same code costs."""
 _OTHER_SETTINGS = re.compile(

@@ -276,5 +276,4 @@ class Measurement:
         # The mean over the ranks that have the stage: NaN, which nothing asks for, where none has the part.
         means = np.ma.masked_invalid(every).mean(axis=0).filled(math.nan) / 1e9
         seconds = dict(zip(keys, means.tolist(), strict=True))
-        seconds[int(last), "forward"] += seconds[int(last), "loss"]
         return STRATEGIES.facts(cell.strategy).replayed_bubble(cell.gpus, seconds)

@@ -36,9 +36,8 @@ def uneven(attention: str, groups: GroupLayout, tokens: int, heads: int | None) 
 
     `heads` are the heads of queries; None: not known.
     """
-    number = pieces(attention, groups.context)
-    if tokens % number:
-        return uneven_tokens(tokens, number)
+    if reason := uneven_tokens(tokens, pieces(attention, groups.context)):
+        return reason
     ranks = groups.tensor * groups.context
     if attention == ULYSSES and heads is not None and heads % ranks:
         return f"{heads} attention heads do not divide by {ranks} ranks: use attention=gathered"

@@ -86,16 +86,9 @@ class Fsdp2Facts(ShardingFacts):
         shard = quotient(self.spec.text, ranks, tensor * context)
         return GroupLayout(shard=shard, context=context, tensor=tensor)
 
-    def sizes(self, cell: Cell, parts: ModelParts) -> Sizes:
-        groups, gathers = self.groups(cell.gpus, cell.node_size), self.attention == GATHERED
-        return Sizes(
-            cell,
-            parts,
-            groups,
-            self.checkpoints,
-            gathers_keys=gathers,
-            splits_tokens=self.splits_tokens,
-        )
+    @property
+    def gathers_keys(self) -> bool:
+        return self.attention == GATHERED
 
     @property
     def attention(self) -> str | None:

@@ -131,16 +131,9 @@ class Pipeline(StrategyFacts):
     def attention(self) -> str | None:
         return self.spec.word("attention") if self.spec.integer("cp") > 1 else None
 
-    def sizes(self, cell: Cell, parts: ModelParts) -> Sizes:
-        groups, gathers = self.groups(cell.gpus, cell.node_size), self.attention == GATHERED
-        return Sizes(
-            cell,
-            parts,
-            groups,
-            self.checkpoints,
-            gathers_keys=gathers,
-            splits_tokens=self.splits_tokens,
-        )
+    @property
+    def gathers_keys(self) -> bool:
+        return self.attention == GATHERED
 
     @property
     def splits_tokens(self) -> bool:

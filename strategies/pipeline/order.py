@@ -119,8 +119,10 @@ def idle_share(shape: Shape, seconds: Mapping[Part, float] = EQUAL) -> float:
 
 def replayed_bubble(shape: Shape, seconds: Mapping[tuple[int, str], float]) -> float:
     """Return the share of the schedule's time in which its busiest rank idles, by the time of each part of a
-    pass through each stage. Other ranks idle more: they wait for the busiest one."""
-    span, busy = _replay(shape, seconds)
+    pass through each stage; the loss is a part of the last stage's forward pass. Other ranks idle more: they
+    wait for the busiest one."""
+    forward = seconds[shape.last, "forward"] + seconds.get((shape.last, "loss"), 0.0)
+    span, busy = _replay(shape, {**seconds, (shape.last, "forward"): forward})
     return (span - max(busy)) / span
 
 

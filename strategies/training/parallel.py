@@ -110,8 +110,8 @@ class GradientTask:
     """Whether blocks are computed again in the backward pass."""
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return the context of forward and loss. If blocks are computed again, no weight is kept in half
-        precision from its forward to its backward pass."""
+        """Return the context of forward and loss. If blocks are computed again, the half precision copies of
+        a block's weights are freed after its forward pass."""
         return autocast(self.precision, self.device, caches=not self.recomputes)
 
 

@@ -781,6 +781,7 @@ def test_variables_that_change_a_step_are_a_condition_and_what_torchrun_sets_is_
         "NCCL_ALGO": "Tree",
         "NVIDIA_TF32_OVERRIDE": "0",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "TORCH_DIST_USE_NCCL2": "0",
         "TORCH_NCCL_BLOCKING_WAIT": "1",
     }
     ignored = {

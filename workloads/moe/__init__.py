@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from results.errors import SpecError
 from results.parts import VALUE_BYTES, Part, Saved, Weight
@@ -29,8 +29,8 @@ class MoEShape(LlamaShape):
     """Whether the weights of a token's experts are divided by their sum."""
     routing: Routing = "learned"
     """How a token's experts are chosen: `learned` by the largest scores of the router, `balanced` evenly by
-    the position of the token, `skewed` with one expert that has `skew` times the mean. Their weights
-    are the scores of the router in all three."""
+    the position of the token, `skewed` with one expert that has `skew` times the mean. Their weights are the
+    scores of the router in all three."""
     skew: int = 2
 
     @property
@@ -38,7 +38,7 @@ class MoEShape(LlamaShape):
         routing = Option(
             kind="str",
             default=self.routing,
-            choices=("learned", "balanced", "skewed"),
+            choices=get_args(Routing),
             help="how tokens choose experts: learned, balanced (an upper bound of speed) or skewed",
         )
         skew = Option(

@@ -107,7 +107,7 @@ class SparseMLP(nn.Module):
             if length != (self.shape.seq if positions is None else len(positions)):
                 raise UsageError(
                     f"routing={self.shape.routing} chooses experts by the position of a token, and {length} "
-                    f"tokens came without their positions: leave sequence=true out, or use routing=learned"
+                    f"tokens came without their positions: use routing=learned, or a strategy that gives them"
                 )
             if positions is None:
                 positions = torch.arange(length, device=tokens.device)

@@ -91,7 +91,7 @@ SPINS = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)\nwhile True: pa
 
 @contextmanager
 def busy_core(node: str) -> Iterator[None]:
-    """Confine the rank of a node to a core that others keep busy, as soon as there is one."""
+    """Confine the rank of a node to a core that others keep busy, once it has joined the other ranks."""
     core, over = max(os.sched_getaffinity(0)), threading.Event()
     with ExitStack() as stack:
         others = [subprocess.Popen([sys.executable, "-c", SPINS], start_new_session=True) for _ in range(20)]
@@ -103,8 +103,13 @@ def busy_core(node: str) -> Iterator[None]:
             os.sched_setaffinity(other.pid, {core})
 
         def plant() -> None:
-            while not over.wait(0.2):
-                for process in ranks(node):
+            # The rank is found while it starts: to search all processes may take longer than its products.
+            found = None
+            while found is None and not over.wait(0.2):
+                found = next(ranks(node), None)
+            while found is not None and not over.wait(0.02):
+                process, log = found
+                if log.is_file() and '"ready"' in log.read_text():
                     for thread in process.threads():
                         os.sched_setaffinity(thread.id, {core})
                     for other in others:
@@ -120,15 +125,13 @@ def busy_core(node: str) -> Iterator[None]:
             thread.join()
 
 
-def ranks(node: str) -> Iterator[psutil.Process]:
-    """The ranks of a node that have joined the others."""
+def ranks(node: str) -> Iterator[tuple[psutil.Process, Path]]:
+    """The ranks of a node, each with the log that says when it has joined the others."""
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError, KeyError):
             words, variables = process.cmdline(), process.environ()
             if variables["SLURMD_NODENAME"] == node and words[2:4] == ["-m", "harness.worker"]:
-                log = Path(words[-1]).with_name(f"rank-{int(variables['RANK']):05d}.jsonl")
-                if '"ready"' in log.read_text():
-                    yield process
+                yield process, Path(words[-1]).with_name(f"rank-{int(variables['RANK']):05d}.jsonl")
 
 
 @pytest.mark.slow
