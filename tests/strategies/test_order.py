@@ -120,6 +120,8 @@ def test_the_bubble_of_unequal_stages_by_hand() -> None:
     """Rank 0 begins its backward passes at 8 and 15, when rank 1 has ended its own; 17 - 14 idle."""
     seconds = {(0, "forward"): 1, (0, "backward"): 2, (1, "forward"): 3, (1, "backward"): 4}
     assert replayed_bubble(Shape("1f1b", 2, 1, 2), seconds) == pytest.approx(3 / 17)
+    with_loss = {**seconds, (1, "forward"): 2, (1, "loss"): 1}
+    assert replayed_bubble(Shape("1f1b", 2, 1, 2), with_loss) == pytest.approx(3 / 17)
 
 
 def test_a_replay_of_equal_stages_is_the_formula() -> None:
