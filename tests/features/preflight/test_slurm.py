@@ -10,16 +10,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
 from harness.features.preflight.verdict import PREFLIGHT, PREFLIGHT_FILE
 
-TOOLS = ("unshare", "nsenter", "ip", "tc")
+TOOLS = ("unshare", "nsenter", "taskset", "ip", "tc")
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 OTHER_TORCH = "2.99.0+elsewhere"
 SCRIPT = """\
@@ -49,6 +48,7 @@ case "$*" in
 *slurm.agent*)
     export GLOO_SOCKET_IFNAME=e${{SLURMD_NODENAME#n}}
     test $SLURMD_NODENAME = n4 && export PYTHONPATH={other}
+    test $SLURMD_NODENAME = n3 && taskset -cp {core} $$
     exec nsenter --net=/proc/{holder}/ns/net {python} "$@" ;;
 *) exec {python} "$@" ;;
 esac
@@ -90,9 +90,9 @@ SPINS = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)\nwhile True: pa
 
 
 @contextmanager
-def busy_core(node: str) -> Iterator[None]:
-    """Confine the rank of a node to a core that others keep busy, once it has joined the other ranks."""
-    core, over = max(os.sched_getaffinity(0)), threading.Event()
+def busy_core(core: int, runs: Path, rank: int) -> Iterator[None]:
+    """Keep a core busy once the rank has joined the others, so that it starts fast and multiplies slowly."""
+    over = threading.Event()
     with ExitStack() as stack:
         others = [subprocess.Popen([sys.executable, "-c", SPINS], start_new_session=True) for _ in range(20)]
         for other in others:
@@ -103,15 +103,8 @@ def busy_core(node: str) -> Iterator[None]:
             os.sched_setaffinity(other.pid, {core})
 
         def plant() -> None:
-            # The rank is found while it starts: to search all processes may take longer than its products.
-            found = None
-            while found is None and not over.wait(0.2):
-                found = next(ranks(node), None)
-            while found is not None and not over.wait(0.02):
-                process, log = found
-                if log.is_file() and '"ready"' in log.read_text():
-                    for thread in process.threads():
-                        os.sched_setaffinity(thread.id, {core})
+            while not over.wait(0.02):
+                if any('"ready"' in log.read_text() for log in runs.rglob(f"rank-{rank:05d}.jsonl")):
                     for other in others:
                         other.send_signal(signal.SIGCONT)
                     return
@@ -125,29 +118,22 @@ def busy_core(node: str) -> Iterator[None]:
             thread.join()
 
 
-def ranks(node: str) -> Iterator[tuple[psutil.Process, Path]]:
-    """The ranks of a node, each with the log that says when it has joined the others."""
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError, KeyError):
-            words, variables = process.cmdline(), process.environ()
-            if variables["SLURMD_NODENAME"] == node and words[2:4] == ["-m", "harness.worker"]:
-                yield process, Path(words[-1]).with_name(f"rank-{int(variables['RANK']):05d}.jsonl")
-
-
 @pytest.mark.slow
 @pytest.mark.needs("slurm")
 def test_four_nodes_with_three_faults(running_lab, bench_in, tmp_path) -> None:
     bench = bench_in(tmp_path, running_lab)
     running_lab.wait_idle()
-    with network() as holder, busy_core("n3"):
+    core = max(os.sched_getaffinity(0))
+    with network() as holder, busy_core(core, tmp_path / "runs", rank=2):
         python = tmp_path / "python"
         other = shlex.quote(str(other_torch(tmp_path / "other")))
-        python.write_text(PYTHON.format(python=shlex.quote(sys.executable), holder=holder, other=other))
+        interpreter = shlex.quote(sys.executable)
+        python.write_text(PYTHON.format(python=interpreter, holder=holder, other=other, core=core))
         python.chmod(0o755)
         (tmp_path / "site.yaml").write_text(f"{{gpu_request: none, python: {python}}}")
         done = bench(
             *("doctor", "--launcher", "slurm", "--nodes", "4", "--site", "site.yaml"),
-            *("--budget", "3s", "--slow-below", "0.7"),
+            *("--budget", "6s", "--slow-below", "0.7"),
         )
     assert done.code == 1, done.stderr
     verdict = PREFLIGHT.read(tmp_path / "runs" / PREFLIGHT_FILE)
