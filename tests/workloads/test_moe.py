@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from results.errors import SpecError, UsageError
 from workloads.catalog import WORKLOADS, shape_of
 from workloads.moe import MoEShape
-from workloads.moe.model import SparseMLP, forced_experts
+from workloads.moe.model import SparseMLP, forced_experts, grouped_products, looped_products
 
 SMALL = MoEShape(
     layers=1,
@@ -65,6 +65,20 @@ def test_a_layer_is_the_weighted_sum_of_each_tokens_experts(how) -> None:
     every = (x, *layer.parameters())
     ours, theirs = (torch.autograd.grad(out.square().sum(), every) for out in (layer(x), expected()))
     torch.testing.assert_close(ours, theirs, **near | {"atol": 1e-4})
+
+
+def test_grouped_products_are_those_of_the_loop() -> None:
+    torch.manual_seed(0)
+    rows, weight = (
+        torch.randn(*size, dtype=torch.bfloat16, requires_grad=True) for size in ((40, 16), (4, 24, 16))
+    )
+    sizes = [10, 0, 25, 5]
+    ends = torch.tensor(sizes).cumsum(0, dtype=torch.int32)
+    grouped = grouped_products(rows, weight, ends=ends, dtype=torch.bfloat16)
+    looped = looped_products(rows, weight, sizes=sizes)
+    torch.testing.assert_close(grouped, looped)
+    ours, theirs = (torch.autograd.grad(out.square().sum(), (rows, weight)) for out in (grouped, looped))
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_an_expert_without_tokens_has_a_gradient_of_zero() -> None:

@@ -8,6 +8,7 @@ shards are equal for any number of experts.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -60,15 +61,32 @@ class Experts(nn.Module):
         """Map rows (tokens, width) of expert 0, of expert 1 and so on; counts (E,) of each expert's rows."""
         # Without values there are no numbers of rows; any division of them costs as many FLOPs.
         without = counts.is_meta or isinstance(counts, FakeTensor)
-        sizes = _even(len(rows), self.count) if without else counts.tolist()
-        gate, up = self._products(rows, self.gate_up_proj, sizes).chunk(2, dim=-1)
-        return self._products(F.silu(gate) * up, self.down_proj, sizes)
+        dtype = torch.get_autocast_dtype(rows.device.type)
+        if rows.is_cuda and dtype is torch.bfloat16 and torch.is_autocast_enabled("cuda") and not without:
+            products = partial(grouped_products, ends=counts.cumsum(0, dtype=torch.int32), dtype=dtype)
+        else:
+            products = partial(
+                looped_products, sizes=_even(len(rows), self.count) if without else counts.tolist()
+            )
+        gate, up = products(rows, self._each(self.gate_up_proj)).chunk(2, dim=-1)
+        return products(F.silu(gate) * up, self._each(self.down_proj))
 
-    def _products(self, rows: Tensor, weight: Tensor, sizes: list[int]) -> Tensor:
-        each = weight.view(self.count, -1, weight.shape[1]).unbind()
-        return torch.cat(
-            [F.linear(own, one) for own, one in zip(torch.split(rows, sizes), each, strict=True)]
-        )
+    def _each(self, weight: Tensor) -> Tensor:
+        return weight.view(self.count, -1, weight.shape[1])
+
+
+def looped_products(rows: Tensor, weight: Tensor, *, sizes: list[int]) -> Tensor:
+    """Multiply rows (tokens, width) of expert after expert by the experts' matrices (E, out, width)."""
+    each = zip(torch.split(rows, sizes), weight.unbind(), strict=True)
+    return torch.cat([F.linear(own, one) for own, one in each])
+
+
+def grouped_products(rows: Tensor, weight: Tensor, *, ends: Tensor, dtype: torch.dtype) -> Tensor:
+    """Multiply as `looped_products`, in one kernel and without numbers of rows on the host.
+
+    The rows of expert e end before `ends[e]`. Autocast does not know this product.
+    """
+    return F.grouped_mm(rows.to(dtype), weight.to(dtype).transpose(1, 2), offs=ends)
 
 
 def _even(rows: int, experts: int) -> list[int]:
