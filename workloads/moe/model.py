@@ -61,9 +61,8 @@ class Experts(nn.Module):
         """Map rows (tokens, width) of expert 0, of expert 1 and so on; counts (E,) of each expert's rows."""
         # Without values there are no numbers of rows; any division of them costs as many FLOPs.
         without = counts.is_meta or isinstance(counts, FakeTensor)
-        dtype = torch.get_autocast_dtype(rows.device.type)
-        if rows.is_cuda and dtype is torch.bfloat16 and torch.is_autocast_enabled("cuda") and not without:
-            products = partial(grouped_products, ends=counts.cumsum(0, dtype=torch.int32), dtype=dtype)
+        if rows.is_cuda and _autocasts_to_bf16() and not without:
+            products = partial(grouped_products, ends=counts.cumsum(0, dtype=torch.int32))
         else:
             products = partial(
                 looped_products, sizes=_even(len(rows), self.count) if without else counts.tolist()
@@ -81,12 +80,16 @@ def looped_products(rows: Tensor, weight: Tensor, *, sizes: list[int]) -> Tensor
     return torch.cat([F.linear(own, one) for own, one in each])
 
 
-def grouped_products(rows: Tensor, weight: Tensor, *, ends: Tensor, dtype: torch.dtype) -> Tensor:
-    """Multiply as `looped_products`, in one kernel and without numbers of rows on the host.
+def grouped_products(rows: Tensor, weight: Tensor, *, ends: Tensor) -> Tensor:
+    """Multiply in bf16 as `looped_products`, in one kernel and without numbers of rows on the host.
 
     The rows of expert e end before `ends[e]`. Autocast does not know this product.
     """
-    return F.grouped_mm(rows.to(dtype), weight.to(dtype).transpose(1, 2), offs=ends)
+    return F.grouped_mm(rows.bfloat16(), weight.bfloat16().transpose(1, 2), offs=ends)
+
+
+def _autocasts_to_bf16() -> bool:
+    return torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") is torch.bfloat16
 
 
 def _even(rows: int, experts: int) -> list[int]:
