@@ -9,10 +9,12 @@ from typing import Literal
 
 import msgspec
 
-Dimension = Literal["pipeline", "replicate", "shard", "context", "tensor"]
-DIMENSIONS: tuple[Dimension, ...] = ("pipeline", "replicate", "shard", "context", "tensor")
-"""The dimensions, from the one whose neighbours lie farthest apart to the one whose neighbours are adjacent
-ranks."""
+Dimension = Literal["pipeline", "replicate", "shard", "context", "tensor", "expert-shard", "expert"]
+GRID: tuple[Dimension, ...] = ("pipeline", "replicate", "shard", "context", "tensor")
+"""The dimensions whose product are the ranks, from the one whose neighbours lie farthest apart to the one
+whose neighbours are adjacent ranks."""
+DIMENSIONS: tuple[Dimension, ...] = (*GRID, "expert-shard", "expert")
+"""The dimensions of the grid, then the two dimensions of layers of experts."""
 
 
 class GroupLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +35,20 @@ class GroupLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks that compute each sequence together."""
     tensor: int = 1
     """Ranks that compute each layer together."""
+    expert: int = 1
+    """Adjacent ranks among which the experts of a layer are dealt. For layers of experts the
+    shard * context * tensor ranks of a stage are numbered anew, as expert-shard * expert."""
+
+    @property
+    def expert_shard(self) -> int:
+        """Ranks among which the same experts are sharded."""
+        return self.shard_ranks * self.tensor // self.expert
+
+    @property
+    def dimensions(self) -> list[Dimension]:
+        """The dimensions in which this layout has groups of several ranks."""
+        named = DIMENSIONS if self.expert > 1 else GRID
+        return [dimension for dimension in named if self.degree(dimension) > 1]
 
     @property
     def ranks(self) -> int:
@@ -40,8 +56,13 @@ class GroupLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The degrees in the order of `DIMENSIONS`."""
-        return tuple(getattr(self, dimension) for dimension in DIMENSIONS)
+        """The degrees of the grid: pipeline, replicate, shard, context, tensor."""
+        return tuple(map(self.degree, GRID))
+
+    def degree(self, dimension: Dimension) -> int:
+        """Ranks of a group along a dimension."""
+        degree: int = getattr(self, dimension.replace("-", "_"))
+        return degree
 
     @property
     def replicas(self) -> int:
@@ -59,9 +80,9 @@ class GroupLayout(msgspec.Struct, frozen=True, kw_only=True):
         return self.shard * self.context
 
     def place(self, rank: int) -> dict[Dimension, int]:
-        """The place of a rank in each dimension."""
+        """The place of a rank in each dimension of the grid."""
         found: dict[Dimension, int] = {}
-        for dimension, degree in zip(reversed(DIMENSIONS), reversed(self.shape), strict=True):
+        for dimension, degree in zip(reversed(GRID), reversed(self.shape), strict=True):
             rank, found[dimension] = divmod(rank, degree)
         return found
 
@@ -71,22 +92,35 @@ class GroupLayout(msgspec.Struct, frozen=True, kw_only=True):
         return place["replicate"] * self.shard + place["shard"]
 
     def groups(self, *dimensions: Dimension) -> list[list[int]]:
-        """All ranks in groups whose members differ only in these dimensions, each in ascending order."""
+        """All ranks in groups whose members differ only in these dimensions of the grid, each in ascending
+        order."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for rank, place in enumerate(product(*map(range, self.shape))):
-            key = tuple(at for at, name in zip(place, DIMENSIONS, strict=True) if name not in dimensions)
+            key = tuple(at for at, name in zip(place, GRID, strict=True) if name not in dimensions)
             groups.setdefault(key, []).append(rank)
         return list(groups.values())
 
     def dimension(self, ranks: Sequence[int]) -> Dimension | None:
         """The dimension in which the ranks of a group differ; None if they differ in several, or if two
         dimensions have this group, because shards lie on nothing but the ranks of one sequence."""
+        named = DIMENSIONS if self.expert > 1 else ()
+        if exact := [name for name in named if list(ranks) in self.peers(name)]:
+            return exact[0] if len(exact) == 1 else None
+        return self._of_grid(ranks)
+
+    def _of_grid(self, ranks: Sequence[int]) -> Dimension | None:
         places = [self.place(rank) for rank in ranks]
-        apart = [one for one in DIMENSIONS if len({place[one] for place in places}) > 1]
+        apart = [one for one in GRID if len({place[one] for place in places}) > 1]
         if apart == ["shard", "context"]:
             return "shard"
         return apart[0] if len(apart) == 1 and (apart != ["context"] or self.shard > 1) else None
 
     def peers(self, dimension: Dimension) -> list[list[int]]:
         """The groups that exchange along a dimension; shards lie on the ranks of one sequence too."""
+        if dimension in ("expert", "expert-shard"):
+            stages = self.groups("shard", "context", "tensor")
+            if dimension == "expert-shard":
+                return [stage[at :: self.expert] for stage in stages for at in range(self.expert)]
+            firsts = range(0, len(stages[0]), self.expert)
+            return [stage[first : first + self.expert] for stage in stages for first in firsts]
         return self.groups("shard", "context") if dimension == "shard" else self.groups(dimension)

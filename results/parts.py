@@ -37,6 +37,8 @@ class Weight:
     """Values of a row."""
     split: Literal["rows", "columns"] | None = None
     """The dimension that tensor parallelism splits; None: every rank has all of it."""
+    experts: int = 0
+    """The number of experts whose matrices these rows are, one after another; 0: it is not of experts."""
     trained: bool = True
     """Whether it gets gradients, and so optimizer state; False: it is frozen."""
 
@@ -80,6 +82,8 @@ class Part:
     """Bytes kept once for any batch: statistics of BatchNorm, angles of rotary positions."""
     input: int = 0
     """Bytes that the part takes from the one before it."""
+    dispatched: int = 0
+    """Bytes of one sample's tokens for experts, each token as often as experts compute it."""
     flops: int = 0
     """FLOPs of one sample's forward pass, as `workloads.shape` counts them; if they are `uncounted`, 1 for
     each block, or for the head of a model without blocks."""
@@ -95,6 +99,19 @@ class Part:
         part's last matrix."""
         matrices = [weight.split for weight in self.weights if weight.columns > 1]
         return matrices.count("columns"), matrices[:-1].count("columns")
+
+    @cached_property
+    def experts(self) -> int:
+        """The number of experts of a layer in this part; 0: the part has no such layer."""
+        return max((weight.experts for weight in self.weights), default=0)
+
+    @cached_property
+    def divided(self) -> tuple[Part, Part]:
+        """The part with only the weights that are not of experts, and with only those that are, which the
+        ranks of expert parallelism split by rows."""
+        others = tuple(weight for weight in self.weights if not weight.experts)
+        own = tuple(replace(weight, split="rows") for weight in self.weights if weight.experts)
+        return replace(self, weights=others), replace(self, weights=own)
 
     @cached_property
     def trained(self) -> Part:
@@ -181,6 +198,11 @@ class ModelParts:
     def around(self) -> Part:
         """Stem and head as one part, which FSDP2 shards in addition to the blocks."""
         return Part(weights=self.stem.weights + self.head.weights, saved=Saved())
+
+    @cached_property
+    def experts(self) -> frozenset[int]:
+        """The numbers of experts of the layers that have experts."""
+        return frozenset(block.experts for block in self.blocks) - {0}
 
     @cached_property
     def weight_values(self) -> tuple[int, ...]:

@@ -40,6 +40,8 @@ class AutoPoint:
     """Tokens of a sample; None: samples are not tokens, or their number is not known."""
     heads: int | None = None
     """Attention heads of queries; None: not known."""
+    experts: int = 0
+    """Experts of a layer; 0: none, or their number is not known."""
 
     @property
     def several_nodes(self) -> bool:

@@ -43,6 +43,7 @@ def joined(first: Part, second: Part) -> Part:
         products=_sum(first.products, second.products),
         saved_once=first.saved_once + second.saved_once,
         input=first.input,
+        dispatched=first.dispatched + second.dispatched,
         flops=first.flops + second.flops,
     )
 

@@ -238,6 +238,7 @@ def point_of(cell: Cell, node_size: int, micro_batch: Callable[[str], int | str]
         micro_batch=micro_batch,
         tokens=None if isinstance(tokens, Unknown) or known.unit != "tokens" else tokens,
         heads=None if isinstance(heads, Unknown) else next(iter(heads), None),
+        experts=0 if isinstance(known.parts, Unknown) else max(known.parts.experts, default=0),
     )
 
 

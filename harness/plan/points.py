@@ -185,7 +185,7 @@ def unsplittable(cell: Cell) -> str | None:
     if not isinstance(least, Unknown) and cell.micro_batch // strategy.microbatches < least:
         return f"BatchNorm of {cell.workload} needs at least {least} samples in a microbatch"
     groups = strategy.groups(cell.gpus, cell.node_size)
-    if reason := _uneven_sequence(cell, known, strategy, groups):
+    if reason := _uneven_sequence(cell, known, strategy, groups) or _undealt(cell, known, groups):
         return reason
     if groups.tensor > 1 and not isinstance(known.heads, Unknown):
         if not known.heads:
@@ -194,6 +194,16 @@ def unsplittable(cell: Cell) -> str | None:
         if uneven is not None:
             return f"{uneven} attention heads of {cell.workload} do not divide by {groups.tensor}"
     return None
+
+
+def _undealt(cell: Cell, known: WorkloadFacts, groups: GroupLayout) -> str | None:
+    """Why the experts of a workload cannot be dealt among ranks; None if they can, or if it is not known."""
+    if groups.expert == 1 or isinstance(known.parts, Unknown):
+        return None
+    if not known.parts.experts:
+        return f"{cell.workload} has no experts, which {cell.strategy} deals among ranks: leave ep out"
+    uneven = next((count for count in known.parts.experts if count % groups.expert), None)
+    return None if uneven is None else f"{uneven} experts of {cell.workload} do not divide by {groups.expert}"
 
 
 def _uneven_sequence(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from reports.text import count
-from results.groups import DIMENSIONS, Dimension, GroupLayout
+from results.groups import GRID, Dimension, GroupLayout
 from results.plan import Plan, placement_of
 from strategies.catalog import STRATEGIES, group_layout
 
@@ -28,6 +28,8 @@ _DEEDS: dict[Dimension, str] = {
     "shard": "hold a shard each",
     "context": "compute each sequence together",
     "tensor": "compute each layer together",
+    "expert-shard": "hold a shard of the same experts each",
+    "expert": "have different experts",
 }
 
 
@@ -53,12 +55,13 @@ def is_grid(groups: GroupLayout) -> bool:
 
 def description(groups: GroupLayout, stages: Sequence[Sequence[int]] = ()) -> str:
     """`2 stages x 2 replicas: 0 and 2 are the stages of one replica, 0 and 1 average their gradients`."""
-    used = [name for name in DIMENSIONS if getattr(groups, name) > 1]
+    used = groups.dimensions
     has = {**_DEEDS, "pipeline": "have the stages of one replica"} if stages else _DEEDS
     each = len(stages[0]) if stages else 1
     sizes = " x ".join(
-        count(getattr(groups, name) * (each if name == "pipeline" else 1), _noun(groups, name))
+        count(groups.degree(name) * (each if name == "pipeline" else 1), _noun(groups, name))
         for name in used
+        if name in GRID
     )
     deeds = []
     for name in used:

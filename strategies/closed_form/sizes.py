@@ -109,10 +109,17 @@ class Units:
     """The units of a sharded model: its blocks, and one for the parameters around them."""
 
     def __init__(
-        self, sizes: Sizes, *, full: Callable[[Part], int], halved: bool, parts: ModelParts | None = None
+        self,
+        sizes: Sizes,
+        *,
+        full: Callable[[Part], int],
+        shard: Callable[[Part], int],
+        halved: bool,
+        parts: ModelParts | None = None,
     ) -> None:
-        """`full` returns the bytes of a unit in full precision, padded to equal shards; `halved`: parameters
-        are gathered in half precision. `parts` None: the parts of `sizes`."""
+        """`full` returns the bytes of a unit in full precision, padded to equal shards, and `shard` the bytes
+        of one shard; `halved`: parameters are gathered in half precision. `parts` None: the parts of
+        `sizes`."""
         parts = parts or sizes.parts
         around, blocks = full(parts.around), [full(block) for block in parts.blocks]
         self.full_around, self.full_block = around, max(blocks, default=0)
@@ -123,9 +130,11 @@ class Units:
         self.block = max(self.blocks, default=0)
         self.whole = around + sum(blocks)
         """Bytes of all units in full precision."""
-        self.shard = self.whole // sizes.groups.shard_ranks
+        self.shard = sum(map(shard, (parts.around, *parts.blocks)))
         trained = parts.trained
-        self.trained = self if trained is parts else Units(sizes, full=full, halved=halved, parts=trained)
+        self.trained = (
+            self if trained is parts else Units(sizes, full=full, shard=shard, halved=halved, parts=trained)
+        )
         """The units with only the trained parameters; gradients have these sizes."""
 
 

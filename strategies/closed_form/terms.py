@@ -161,7 +161,7 @@ def gatherings_of_units(
     around, blocks = size(parts.around), [size(block) for block in parts.blocks]
     before = shares_before_blocks(parts)
     if not any(again):
-        return (Piece(around, 0.0), *map(Piece, blocks, before))
+        return _sent(Piece(around, 0.0), *map(Piece, blocks, before))
     # Backward takes twice as long as forward, and repeats it with activation checkpointing.
     forward = 1 / 4 if cell.activation_checkpointing is True else 1 / 3
     ends = [*before[1:], before[-1] + parts.blocks[-1].flops / (parts.flops or 1)]
@@ -171,7 +171,11 @@ def gatherings_of_units(
         if repeated
     ]
     once = (Piece(gathered, forward * share) for gathered, share in zip(blocks, before, strict=True))
-    return (Piece(around, 0.0), *once, *reversed(twice))
+    return _sent(Piece(around, 0.0), *once, *reversed(twice))
+
+
+def _sent(*pieces: Piece) -> tuple[Piece, ...]:
+    return tuple(piece for piece in pieces if piece.payload_bytes)
 
 
 def runs(weights: list[int]) -> int:

@@ -123,6 +123,13 @@ class Link:
         self._group.alltoall_base(received.view(-1), values.view(-1), [], []).wait()
         return received
 
+    def all_to_all_rows(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        """Send `sent[r]` of the rows (sum of sent, n) to rank r, in order; return (sum of received, n), of
+        which `received[r]` are from rank r."""
+        came = rows.new_empty(sum(received), *rows.shape[1:])
+        self._group.alltoall_base(came, rows.contiguous(), received, sent).wait()
+        return came
+
     def reduce_scatter(self, values: Tensor) -> Tensor:
         """Sum row r of (size, n) over the ranks for rank r; return the sum of this rank's row, (n,)."""
         summed = values.new_empty(values.shape[1])

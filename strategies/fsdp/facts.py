@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -26,6 +26,9 @@ from strategies.closed_form.terms import (
 )
 from strategies.context.facts import GATHERED, ULYSSES, attention_messages
 from strategies.context.facts import OPTIONS as CONTEXT
+from strategies.experts.facts import OPTIONS as EXPERTS
+from strategies.experts.facts import View, require_even, row_messages, views
+from strategies.experts.facts import refusal as same_tokens
 from strategies.facts import AutoPoint, Proposal, quotient
 from strategies.fsdp.block_choices import BlockChoice, canonical, read_choices
 from strategies.sharding import OFFLOAD, PARAMS, ShardingFacts
@@ -45,6 +48,7 @@ _ALL_BLOCKS = {
     "tp": Option(kind="int", default=1, minimum=1, help="ranks that compute each layer together"),
     **SEQUENCE,
     **CONTEXT,
+    **EXPERTS,
 }
 _OPTIONS = MappingProxyType(
     {
@@ -63,8 +67,13 @@ _DEGREES = (1, 2, 4, 8)
 
 
 def padded_bytes(groups: GroupLayout, unit: Part) -> int:
-    """Return the bytes of a unit in full precision, padded to equal shards."""
-    return VALUE_BYTES * unit.padded_values(groups.shard_ranks, groups.tensor)
+    """Return the bytes of a rank's unit in full precision when it is gathered, padded to equal shards."""
+    return sum(view.padded(unit) for view in views(groups))
+
+
+def shard_bytes(groups: GroupLayout, unit: Part) -> int:
+    """Return the bytes of a rank's shard of a unit in full precision."""
+    return sum(view.padded(unit) // view.ranks for view in views(groups))
 
 
 class Fsdp2Facts(ShardingFacts):
@@ -84,7 +93,10 @@ class Fsdp2Facts(ShardingFacts):
     def groups(self, ranks: int, node_size: int | None) -> GroupLayout:
         tensor, context = self.spec.integer("tp"), self.spec.integer("cp")
         shard = quotient(self.spec.text, ranks, tensor * context)
-        return GroupLayout(shard=shard, context=context, tensor=tensor)
+        expert = self.spec.integer("ep")
+        return require_even(
+            self.spec.text, GroupLayout(shard=shard, context=context, tensor=tensor, expert=expert)
+        )
 
     @property
     def gathers_keys(self) -> bool:
@@ -99,7 +111,7 @@ class Fsdp2Facts(ShardingFacts):
         return self.spec.flag("sequence")
 
     def redundant(self, cell: Cell) -> str | None:
-        if cell.gpus == self.spec.integer("tp"):
+        if cell.gpus == self.spec.integer("tp") and self.spec.integer("ep") == 1:
             same = "tp:sequence=true" if self.splits_tokens else "tp"
             nothing = f"{self.spec.text} leaves nothing to shard on {cell.gpus} ranks"
             return f"{nothing}: use {same}, which is the same"
@@ -110,7 +122,10 @@ class Fsdp2Facts(ShardingFacts):
             return f"{self.spec.text} splits no sequence: add cp=2, or leave attention out"
         if self.splits_tokens and self.spec.integer("tp") == 1:
             return f"{self.spec.text} splits no layers: add tp=2, or leave sequence out"
-        if cell.compile and self.spec.integer("tp") * self.spec.integer("cp") > 1:
+        groups = self.groups(cell.gpus, cell.node_size)
+        if same := same_tokens(self.spec.text, groups, splits_tokens=self.splits_tokens):
+            return same
+        if cell.compile and groups.tensor * groups.context * groups.expert > 1:
             return (
                 f"{self.spec.text} does not go with --compile: it exchanges activations inside of layers, "
                 f"which torch.compile cannot trace; leave --compile out"
@@ -118,7 +133,14 @@ class Fsdp2Facts(ShardingFacts):
         return super().refusal(cell)
 
     def units(self, sizes: Sizes) -> Units:
-        return Units(sizes, full=partial(padded_bytes, sizes.groups), halved=self.gathers_bf16)
+        full, shard = partial(padded_bytes, sizes.groups), partial(shard_bytes, sizes.groups)
+        return Units(sizes, full=full, shard=shard, halved=self.gathers_bf16)
+
+    def built(self, sizes: Sizes, units: Units) -> int:
+        weights = (weight for block in sizes.parts.blocks for weight in block.weights if weight.experts)
+        # The experts of one matrix are complete until each rank has its own.
+        dealt = max((weight.values for weight in weights), default=0) if sizes.groups.expert > 1 else 0
+        return super().built(sizes, units) + VALUE_BYTES * dealt
 
     def gathered(self, units: Units) -> Gathered:
         choices = self.choices(len(units.blocks))
@@ -140,37 +162,42 @@ class Fsdp2Facts(ShardingFacts):
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
         groups = self.groups(cell.gpus, cell.node_size)
-        padded = partial(padded_bytes, groups)
-        sums = sums_of_units(padded, parts)
         after: Overlap = "last backward" if cell.device == "cuda" else "none"
-        if groups.shard_ranks > 1:
-            yield self._gatherings(cell, parts, groups.shard_ranks, padded)
-            summed: Collective = "reduce-scatter" if cell.backend == "nccl" else "all-reduce"
-            yield term_of("gradients", summed, ("shard", groups.shard_ranks), sums, overlap=after)
-        if groups.replicate > 1:
-            pieces = tuple(Piece(size / groups.shard_ranks, at) for size, at in sums)
-            across: Receivers = ("replicate", groups.replicate)
-            yield term_of("shards of gradients", "all-reduce", across, pieces, overlap=after)
+        for view in views(groups):
+            sums, of = sums_of_units(view.padded, parts), view.of
+            if view.ranks > 1:
+                yield self._gatherings(cell, parts, view)
+                summed: Collective = "reduce-scatter" if cell.backend == "nccl" else "all-reduce"
+                within: Receivers = (view.dimension, view.ranks)
+                yield term_of(f"gradients{of}", summed, within, sums, overlap=after)
+            if groups.replicate > 1:
+                pieces = tuple(Piece(size / view.ranks, at) for size, at in sums)
+                across: Receivers = ("replicate", groups.replicate)
+                yield term_of(f"shards of gradients{of}", "all-reduce", across, pieces, overlap=after)
         if groups.tensor > 1:
             yield from activation_messages(cell, parts, groups, self.checkpoints, sequence=self.splits_tokens)
         if self.attention is not None:
             yield from attention_messages(cell, parts, groups, self.attention, self.checkpoints)
+        if groups.expert > 1:
+            yield from row_messages(cell, parts, groups, self.checkpoints)
 
-    def _gatherings(self, cell: Cell, parts: ModelParts, shards: int, padded: Callable[[Part], int]) -> Term:
+    def _gatherings(self, cell: Cell, parts: ModelParts, view: View) -> Term:
         """Return the gatherings of a micro-batch: a block that was freed is gathered again for backward."""
         again = [choice.reshard for choice in self.choices(len(parts.blocks))]
         ahead: Overlap = "compute" if any(again) else "forward"
         if cell.device == "cpu" and not self.spec.integer("prefetch"):
             ahead = "none"
-        each = shards * (2 if self.gathers_bf16 else 1)
-        pieces = gatherings_of_units(lambda unit: padded(unit) / each, parts, again, cell)
-        within: Receivers = ("shard", shards)
-        return term_of("parameters", "all-gather", within, pieces, rounds=cell.accumulation, overlap=ahead)
+        each = view.ranks * (2 if self.gathers_bf16 else 1)
+        pieces = gatherings_of_units(lambda unit: view.padded(unit) / each, parts, again, cell)
+        within: Receivers = (view.dimension, view.ranks)
+        what, rounds = f"parameters{view.of}", cell.accumulation
+        return term_of(what, "all-gather", within, pieces, rounds=rounds, overlap=ahead)
 
 
 def _grids(point: AutoPoint, name: str, ranks: int, last: int) -> Iterator[Proposal]:
     """Yield a strategy that shards over `ranks` ranks with layers and sequences that ranks of one node
     divide, so that something is left to shard; `last` is the last number of the complexity."""
+    yield from _dealt(point, name, ranks, last)
     for tensor, context in product(_DEGREES, repeat=2):
         size = tensor * context
         if size == 1 or tensor == ranks or point.node_size % size:
@@ -183,6 +210,13 @@ def _grids(point: AutoPoint, name: str, ranks: int, last: int) -> Iterator[Propo
             dimensions = 1 + (min(tensor, context) > 1)
             order = (6, dimensions, size, context, last)
             yield Proposal(strategy=":".join(words), complexity=order, varied=False)
+
+
+def _dealt(point: AutoPoint, name: str, ranks: int, last: int) -> Iterator[Proposal]:
+    """Yield a strategy that deals experts among ranks of one node, if the model has any."""
+    for expert in _DEGREES[1:] if point.experts else ():
+        if not (point.experts % expert or point.node_size % expert or ranks % expert):
+            yield Proposal(strategy=f"{name}:ep={expert}", complexity=(6, 1, expert, 0, last), varied=False)
 
 
 def _split_tokens(tensor: int, context: int, gathered: bool) -> Iterator[str]:
@@ -230,7 +264,10 @@ class Hsdp(Fsdp2Facts):
         node = min(node_size or ranks, ranks)
         what = f"{self.spec.text} on nodes of {node}"
         nodes, shard = quotient(what, ranks, node), quotient(what, node, tensor * context)
-        return GroupLayout(replicate=nodes, shard=shard, context=context, tensor=tensor)
+        groups = GroupLayout(
+            replicate=nodes, shard=shard, context=context, tensor=tensor, expert=self.spec.integer("ep")
+        )
+        return require_even(self.spec.text, groups)
 
     def misplaced(self, groups: GroupLayout, node_size: int) -> str | None:
         instead = f"or use {self.spec.text.replace('hsdp', 'fsdp', 1)}"

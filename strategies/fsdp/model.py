@@ -34,6 +34,7 @@ from results.layout import ModelLayout
 from strategies.collectives.link import Link
 from strategies.context.model import ContextSplit
 from strategies.devices import device_of
+from strategies.experts.model import ExpertSplit
 from strategies.fsdp.block_choices import BlockChoice
 from strategies.fsdp.facts import Fsdp2Facts
 from strategies.fsdp.shards import DeviceGrid, Shards, local, require_shardable
@@ -67,18 +68,21 @@ class FsdpModel(ParallelModel):
             require_bf16_parameters(module, device)
         begin = partial(take_values, self._link, setting.fill)
         self._grid = DeviceGrid(self._link, setting.groups, device)
-        self._split = None
+        self._split, slicings = None, self._grid.slicings
         if self._grid.tensor is not None:
             sequence = facts.splits_tokens
-            self._split = TensorSplit(module, layout, self._grid.tensor, begin, sequence=sequence)
+            self._split = TensorSplit(module, layout, self._grid.tensor, slicings, begin, sequence=sequence)
         self._context = None
         if facts.attention is not None:
             along = self._grid.along("context")
             self._context = ContextSplit(module, layout, along, facts.attention)
+        experts = None
+        if self._grid.expert is not None:
+            experts = ExpertSplit(module, layout, self._grid.expert, slicings)
         choices = _choices(facts, layout)
         if recomputed := tuple(name for name, choice in choices.items() if choice.checkpoint):
             checkpoint_blocks(module, ModelLayout(blocks=recomputed))
-        self._shards = Shards(module, choices, facts, self._grid, split=self._split, begin=begin)
+        self._shards = Shards(module, choices, facts, self._grid, experts=experts, begin=begin)
         begin(self._buffers.now())
         if prefetch := setting.spec.integer("prefetch"):
             _prefetch(self._shards.blocks, prefetch, device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -18,13 +18,14 @@ from results.groups import Dimension, GroupLayout
 from results.layout import ModelLayout
 from strategies.advice import ANY_PARAMETER, WHOLE
 from strategies.collectives.link import Link
+from strategies.experts.model import ExpertSplit
 from strategies.facts import StrategyFacts
 from strategies.fsdp.block_choices import BlockChoice
-from strategies.tensor_parallel.model import TensorSplit
-from strategies.training.boxes import Box, Owned, View, rows_of
+from strategies.training.boxes import Box, Owned, View
 from strategies.training.layouts import homes_of, layout_module, require_dense, require_unhooked
 from strategies.training.missing_gradients import UnlikeGradients
 from strategies.training.replicas import Begin
+from strategies.training.slicing import Slicings
 
 _BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 """Gathered parameters in bf16, sums of gradients in full precision."""
@@ -41,19 +42,61 @@ class Shards:
         facts: StrategyFacts,
         grid: DeviceGrid,
         *,
-        split: TensorSplit | None = None,
+        experts: ExpertSplit | None = None,
         begin: Begin = lambda tensors: None,
     ) -> None:
         """`choices` has one choice for each block, in the order of the forward pass; `begin` gives parameters
-        their values, unit by unit, before they are sharded; `split` has split layers before. Collective."""
+        their values, unit by unit, before they are sharded; layers in the grid's slicings are split
+        already, and `experts` splits those of a block before it is sharded. Collective."""
         self.root = cast(FSDPModule, module)
-        self._grid, self._split = grid, split
-        self.blocks = _shard(module, choices, facts, grid.mesh, partial(self._begin_unit, begin))
+        self._grid = grid
+        self._layers = () if experts is None else tuple(experts.layers)
+        """The layers of experts of the complete model."""
+        self._of_experts: dict[str, FSDPModule] = {}
+        """The units inside of blocks that are layers of experts."""
+        try:
+            self.blocks = self._shard(choices, facts, experts, begin)
+        except (AssertionError, ValueError) as error:
+            # torch's own requirements of a model, such as one data type a unit.
+            raise UsageError(f"fsdp cannot shard this model: {error}; {WHOLE}") from error
         self.named = dict(module.named_parameters())
-        calls = list(_calls({**dict(zip(choices, self.blocks, strict=True)), "": self.root}))
+        blocks = dict(zip(choices, self.blocks, strict=True))
+        calls = list(_calls({**self._of_experts, **blocks, "": self.root}))
         self.unlike = UnlikeGradients(grid.stage, grid.device, [what for _, _, what in calls])
         for place, (group, name, _) in enumerate(calls):
             _Guard(group, name, self.unlike, place)
+
+    def _shard(
+        self,
+        choices: Mapping[str, BlockChoice],
+        facts: StrategyFacts,
+        experts: ExpertSplit | None,
+        begin: Begin,
+    ) -> list[FSDPModule]:
+        """Shard each block in the order of the forward pass, then the unit around the blocks.
+
+        Each unit gets its values just before, so that only one unit is complete at a time.
+        """
+        policy = _BF16 if facts.gathers_bf16 else MixedPrecisionPolicy()
+        # The unit around the blocks is needed again as soon as the backward pass begins.
+        around = BlockChoice(reshard=False, offload=facts.offloads)
+        module, groups = cast(nn.Module, self.root), self._grid.groups
+        units: list[FSDPModule] = []
+        for unit, choice in {**choices, "": around}.items():
+            for name in () if experts is None else experts.layers:
+                if experts is not None and name.startswith(f"{unit}."):
+                    experts.split(name, begin)
+                    options = _options(choice, self._grid.expert_mesh)
+                    layer = fully_shard(layout_module(module, name), **options, mp_policy=policy)
+                    # The gradient is a sum over the tokens of all replicas, however many have its shards.
+                    layer.set_gradient_divide_factor(groups.replicate * groups.shard_ranks)
+                    # Gloo divides after the sum alone. torch would divide twice where nothing is summed.
+                    layer.set_force_sum_reduction_for_comms(self._grid.expert_shard.size > 1)
+                    self._of_experts[name] = layer
+            self._begin_unit(begin, unit)
+            block = layout_module(module, unit) if unit else module
+            units.append(fully_shard(block, **_options(choice, self._grid.mesh), mp_policy=policy))
+        return units[:-1]
 
     def _begin_unit(self, begin: Begin, unit: str) -> None:
         """Give values to the parameters that are not sharded yet; split layers already have theirs."""
@@ -61,12 +104,12 @@ class Shards:
         begin(
             parameter
             for name, parameter in named
-            if not isinstance(parameter, DTensor) and not (self._split and self._split.cuts(name))
+            if not isinstance(parameter, DTensor) and not self._grid.slicings.cut(name)
         )
 
     def owned(self, named: Iterable[tuple[str, nn.Parameter]]) -> Iterator[Owned]:
         """Yield parameters, given with their names in the complete model, with the places of their shards."""
-        for unit in (*self.blocks, self.root):
+        for unit in (*self._of_experts.values(), *self.blocks, self.root):
             # A forward pass without a backward pass leaves the parameters whole.
             unit.reshard()
         for name, parameter in named:
@@ -76,12 +119,15 @@ class Shards:
     def _boxes(self, name: str, parameter: DTensor) -> Iterator[tuple[Box, View]]:
         """Yield the places of this rank's shard: torch splits the first dimension into pieces of equal size,
         and the last pieces may be empty."""
-        link, length = self._grid.shard, parameter.shape[0]
+        link, length = self._link(name), parameter.shape[0]
         size = math.ceil(length / link.size)
         rows = range(min(length, link.rank * size), min(length, (link.rank + 1) * size))
-        if self._split is None:
-            return iter([rows_of(name, tuple(parameter.shape), rows)] if rows else [])
-        return self._split.boxes(name, parameter, rows)
+        return self._grid.slicings.boxes(name, parameter, rows)
+
+    def _link(self, name: str) -> Link:
+        """Return the link to the ranks among which a parameter is sharded."""
+        of_experts = any(name.startswith(f"{layer}.") for layer in self._layers)
+        return self._grid.expert_shard if of_experts else self._grid.shard
 
     @torch.no_grad()
     def whole(self, name: str, value: object) -> object:
@@ -93,13 +139,14 @@ class Shards:
 
     @torch.no_grad()
     def of_local(self, name: str, local: Tensor, length: int) -> Tensor:
-        """Gather the shards of a parameter of `length` rows; `local` is this rank's. Collective."""
-        whole = _gathered(local, length, self._grid.shard, self._grid.device)
-        return whole if self._split is None else self._split.whole(name, whole)
+        """Gather the shards of a parameter of `length` rows on this rank; `local` is this rank's shard.
+        Collective."""
+        whole = _gathered(local, length, self._link(name), self._grid.device)
+        return self._grid.slicings.whole(name, whole)
 
     def copies(self, name: str) -> int:
         """Return the number of ranks of a stage that have the same shard of a parameter."""
-        return self._grid.groups.replicate * (1 if self._split is None else self._split.copies(name))
+        return self._grid.groups.replicate * self._grid.slicings.copies(name, self._grid.groups.tensor)
 
 
 class DeviceGrid:
@@ -109,28 +156,38 @@ class DeviceGrid:
         """Collective over `everyone`, which must be all ranks of the default group."""
         self.everyone = everyone
         self.groups, self.device = groups, device
+        self.slicings = Slicings()
+        """Parameters of which each rank has a part, that is then sharded."""
         self.shard = self.along("shard", "context")
         self.replicate = self.along("replicate") if groups.replicate > 1 else None
         self.tensor = self.along("tensor") if groups.tensor > 1 else None
         self.stage = self.along("replicate", "shard", "context", "tensor")
-        self.mesh = self._mesh(device.type)
+        self.mesh = self.expert_mesh = self._mesh("shard", self.shard)
+        self.expert, self.expert_shard = None, self.shard
+        """The links to the ranks that have other experts, and to those among which the same are sharded."""
+        if groups.expert > 1:
+            # Rows of tokens are exchanged while shards are.
+            self.expert = everyone.split(groups.peers("expert"))
+            self.expert_shard = everyone.split(groups.peers("expert-shard"))
+            self.expert_mesh = self._mesh("expert-shard", self.expert_shard)
 
     def along(self, *dimensions: Dimension) -> Link:
         """Return the link to the ranks that differ only in these dimensions; collective."""
         parts = self.groups.groups(*dimensions)
         return self.everyone if len(parts) == 1 else self.everyone.split(parts)
 
-    def _mesh(self, device_type: str) -> DeviceMesh:
-        """Return the mesh of the ranks that have shards of the same tensors: (shard,), or (replicate,
-        shard)."""
+    def _mesh(self, dimension: Dimension, shard: Link) -> DeviceMesh:
+        """Return the mesh of the ranks that have shards of the same tensors: (shard,), or (replicate, shard);
+        `shard` is the link along the dimension of shards."""
         if self.replicate is None:
-            return DeviceMesh.from_group(self.shard.group, device_type)
-        alike = self.groups.groups("replicate", "shard", "context")
-        own = next(ranks for ranks in alike if self.everyone.rank in ranks)
+            return DeviceMesh.from_group(shard.group, self.device.type)
+        [own] = (ranks for ranks in self.groups.peers(dimension) if self.everyone.rank in ranks)
+        copies = self.groups.groups("replicate")
+        of_shards = [next(ranks for ranks in copies if rank in ranks) for rank in own]
         return DeviceMesh.from_group(
-            [self.replicate.group, self.shard.group],
-            device_type,
-            mesh=torch.tensor(own).view(self.groups.replicate, self.groups.shard_ranks),
+            [self.replicate.group, shard.group],
+            self.device.type,
+            mesh=torch.tensor(of_shards).T.contiguous(),
             mesh_dim_names=("replicate", "shard"),
         )
 
@@ -210,34 +267,6 @@ def _require_units(module: nn.Module, layout: ModelLayout) -> None:
                 f"fsdp shards trained parameters of one data type together, and "
                 f"{home or 'what is around the blocks'} has {named}: {WHOLE}"
             )
-
-
-def _shard(
-    module: nn.Module,
-    choices: Mapping[str, BlockChoice],
-    facts: StrategyFacts,
-    mesh: DeviceMesh,
-    begin_unit: Callable[[str], None],
-) -> list[FSDPModule]:
-    """Shard each block in the order of the forward pass, then the unit around the blocks.
-
-    `begin_unit` gives each unit its values just before, so that only one unit is complete at a time.
-    """
-    policy = _BF16 if facts.gathers_bf16 else MixedPrecisionPolicy()
-    # The unit around the blocks is needed again as soon as the backward pass begins.
-    around = BlockChoice(reshard=False, offload=facts.offloads)
-    try:
-        units: list[FSDPModule] = []
-        for name, choice in choices.items():
-            block = layout_module(module, name)
-            begin_unit(name)
-            units.append(fully_shard(block, **_options(choice, mesh), mp_policy=policy))
-        begin_unit("")
-        fully_shard(module, **_options(around, mesh), mp_policy=policy)
-    except (AssertionError, ValueError) as error:
-        # torch's own requirements of a model, such as one data type a unit.
-        raise UsageError(f"fsdp cannot shard this model: {error}; {WHOLE}") from error
-    return units
 
 
 def _options(choice: BlockChoice, mesh: DeviceMesh) -> dict[str, Any]:

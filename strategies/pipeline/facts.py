@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,8 +28,11 @@ from strategies.closed_form.terms import (
 )
 from strategies.context.facts import GATHERED, ULYSSES, attention_messages
 from strategies.context.facts import OPTIONS as CONTEXT
+from strategies.experts.facts import OPTIONS as EXPERTS
+from strategies.experts.facts import refusal as same_tokens
+from strategies.experts.facts import require_even, row_messages, views
 from strategies.facts import AutoPoint, Proposal, StrategyFacts, quotient
-from strategies.fsdp.facts import padded_bytes
+from strategies.fsdp.facts import padded_bytes, shard_bytes
 from strategies.pipeline.order import SPLITTING, Shape, idle_share, replayed_bubble, stages_of
 from strategies.tensor_parallel.facts import OPTIONS as SEQUENCE
 from strategies.tensor_parallel.facts import activation_messages
@@ -65,10 +69,16 @@ class Pipeline(StrategyFacts):
             "pp": Option(
                 kind="int", default=0, minimum=0, help="ranks of a pipeline, instead of dp; 0: as dp leaves"
             ),
-            "shard": Option(kind="int", default=1, minimum=1, help="ranks that share each stage in shards"),
+            "shard": Option(
+                kind="int",
+                default=1,
+                minimum=1,
+                help="ranks that share each stage in shards; 1 with ep: the fewest that ep needs",
+            ),
             "tp": Option(kind="int", default=1, minimum=1, help="ranks that compute each layer together"),
             **SEQUENCE,
             **CONTEXT,
+            **EXPERTS,
             "reshard": Option(
                 kind="bool",
                 default=False,
@@ -114,18 +124,27 @@ class Pipeline(StrategyFacts):
         if each and copies > 1:
             raise SpecError(f"{self.spec.text} has pp and dp, which follow from each other: leave dp out")
         left = quotient(self.spec.text, ranks, (each or copies) * self.width)
-        return GroupLayout(
+        groups = GroupLayout(
             pipeline=each or left,
             replicate=left if each else copies,
-            shard=self.spec.integer("shard"),
+            shard=self.shard,
             context=self.spec.integer("cp"),
             tensor=self.spec.integer("tp"),
+            expert=self.spec.integer("ep"),
         )
+        return require_even(self.spec.text, groups)
+
+    @property
+    def shard(self) -> int:
+        """Ranks that share each stage in shards."""
+        given, within = self.spec.integer("shard"), self.spec.integer("cp") * self.spec.integer("tp")
+        expert = self.spec.integer("ep")
+        return given if given > 1 else expert // math.gcd(expert, within)
 
     @property
     def width(self) -> int:
         """Ranks of a stage in one copy of the pipeline."""
-        return self.spec.integer("shard") * self.spec.integer("cp") * self.spec.integer("tp")
+        return self.shard * self.spec.integer("cp") * self.spec.integer("tp")
 
     @property
     def attention(self) -> str | None:
@@ -155,11 +174,13 @@ class Pipeline(StrategyFacts):
                 f"{self.schedule} divides the backward pass, and torch would compute a block again for every "
                 f"group of its parameters: leave --activation-checkpointing out, or use pipeline:interleaved"
             )
-        return self._without() or self._misfit(self.shape(cell.gpus).ranks)
+        groups = self.groups(cell.gpus, cell.node_size)
+        same = same_tokens(self.spec.text, groups, splits_tokens=self.splits_tokens)
+        return self._without() or same or self._misfit(groups.pipeline)
 
     def _without(self) -> str | None:
         """Return why an option is refused without another one, or with this schedule; None if none is."""
-        if self.spec.flag("reshard") and self.spec.integer("shard") * self.spec.integer("cp") == 1:
+        if self.spec.flag("reshard") and self.shard * self.spec.integer("cp") == 1:
             return f"{self.spec.text} has no shards: add shard=2, or leave reshard out"
         if self.attention is None and self.spec.word("attention") != ULYSSES:
             return f"{self.spec.text} splits no sequence: add cp=2, or leave attention out"
@@ -292,7 +313,8 @@ class Pipeline(StrategyFacts):
         parts, cell = sizes.parts, sizes.cell
         pieces, own = self.microbatches, self.stages(cell, parts)[rank]
         sharded, has = sizes.groups.shard_ranks > 1, parts_of_rank(parts, own)
-        units = Units(sizes, full=partial(padded_bytes, sizes.groups), halved=False, parts=has)
+        full, shard = partial(padded_bytes, sizes.groups), partial(shard_bytes, sizes.groups)
+        units = Units(sizes, full=full, shard=shard, halved=False, parts=has)
         trained = units.trained.whole
         samples, flights = cell.micro_batch // pieces, self.kept(cell, rank)
         largest = max(
@@ -374,36 +396,34 @@ class Pipeline(StrategyFacts):
             )
         if self.attention is not None:
             yield from attention_messages(cell, own, groups, self.attention, self.checkpoints, pieces=pieces)
+        if groups.expert > 1:
+            yield from row_messages(cell, own, groups, self.checkpoints, pieces=pieces)
 
     def _messages_of_shards(self, cell: Cell, parts: ModelParts, groups: GroupLayout) -> Iterator[Term]:
         """Yield the messages of the rank with the largest shards: a gathering of each unit in a step, or with
         `reshard` two of each block in a microbatch, and one sum of gradients of each unit."""
         padded = partial(padded_bytes, groups)
-        within: Receivers = ("shard", groups.shard_ranks)
         every = (parts_of_rank(parts, own) for own in self.stages(cell, parts))
         own = max(every, key=lambda one: sum(map(padded, (one.around, *one.blocks))))
         often = 2 * cell.accumulation * self.microbatches if self.spec.flag("reshard") else 1
-        gathered = [size for size in map(padded, (own.around, *own.blocks * often)) if size]
-        yield term(
-            "parameters",
-            "all-gather",
-            within,
-            payload=sum(gathered) / groups.shard_ranks,
-            operations=len(gathered),
-        )
-        sums = sums_of_units(padded, own)
         summed: Collective = "reduce-scatter" if cell.backend == "nccl" else "all-reduce"
-        yield term_of("gradients", summed, within, sums, overlap="none")
-        if groups.replicate > 1:
-            pieces = tuple(Piece(size / groups.shard_ranks, at) for size, at in sums)
-            across: Receivers = ("replicate", groups.replicate)
-            yield term_of("shards of gradients", "all-reduce", across, pieces, overlap="none")
+        for view in views(groups):
+            gathered = [size for size in map(view.padded, (own.around, *own.blocks * often)) if size]
+            sums, within = sums_of_units(view.padded, own), (view.dimension, view.ranks)
+            if view.ranks > 1:
+                payload, operations = sum(gathered) / view.ranks, len(gathered)
+                what = f"parameters{view.of}"
+                yield term(what, "all-gather", within, payload=payload, operations=operations)
+                yield term_of(f"gradients{view.of}", summed, within, sums, overlap="none")
+            if groups.replicate > 1:
+                pieces = tuple(Piece(size / view.ranks, at) for size, at in sums)
+                across: Receivers = ("replicate", groups.replicate)
+                yield term_of(f"shards of gradients{view.of}", "all-reduce", across, pieces, overlap="none")
 
     def updated_bytes(self, cell: Cell, parts: ModelParts) -> int:
         groups = self.groups(cell.gpus, cell.node_size)
         every = (parts_of_rank(parts.trained, own) for own in self.stages(cell, parts))
-        whole = max(sum(padded_bytes(groups, part) for part in (own.around, *own.blocks)) for own in every)
-        return whole // groups.shard_ranks
+        return max(sum(shard_bytes(groups, part) for part in (own.around, *own.blocks)) for own in every)
 
     def busiest_share(self, cell: Cell, parts: ModelParts) -> float:
         groups = self.groups(cell.gpus, cell.node_size)

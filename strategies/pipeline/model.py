@@ -45,6 +45,7 @@ from results.layout import ModelLayout
 from strategies.advice import SPLIT
 from strategies.collectives.link import Link
 from strategies.context.model import ContextSplit
+from strategies.experts.model import ExpertSplit
 from strategies.fsdp.shards import DeviceGrid, local, require_shardable
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.pipeline.facts import Pipeline
@@ -53,7 +54,7 @@ from strategies.pipeline.shards import ShardedStages
 from strategies.pipeline.stages import StageFunction, StageModule, Twin, cut_model, prune, require_cuttable
 from strategies.tensor_parallel.model import TensorSplit
 from strategies.tensor_parallel.sequence import SequenceSplit
-from strategies.training.boxes import Owned, whole
+from strategies.training.boxes import Owned
 from strategies.training.clipping import clip_shards
 from strategies.training.gathered import gathered
 from strategies.training.loss import Batch, BatchLoss
@@ -61,6 +62,7 @@ from strategies.training.missing_gradients import MissingGradients
 from strategies.training.observer import Phase
 from strategies.training.parallel import GradientTask, OptimizerState, ParallelModel, Setting
 from strategies.training.replicas import Buffers, take_from_first, take_values
+from strategies.training.slicing import Slicings
 
 _KINDS: Mapping[str, type[Any]] = {
     "gpipe": ScheduleGPipe,
@@ -110,6 +112,8 @@ class PipelineModel(ParallelModel):
         """The link of the ranks that have parts of one set of parameters."""
         self._grid: DeviceGrid | None = None
         self._split: TensorSplit | None = None
+        self._experts: ExpertSplit | None = None
+        self._slicings = Slicings()
         self._context: ContextSplit | None = None
         if facts.width > 1:
             self._divide_stages(DeviceGrid(everyone, groups, self._device), facts, layout)
@@ -143,12 +147,22 @@ class PipelineModel(ParallelModel):
 
     def _divide_stages(self, grid: DeviceGrid, facts: Pipeline, layout: ModelLayout) -> None:
         """Split the layers, and the sequences, of the complete model over the ranks of a stage."""
+        self._slicings = grid.slicings
         self._grid, self._parts = grid, grid.along("pipeline", "shard", "context", "tensor")
         if grid.tensor is not None:
             # All ranks have all values by now.
             self._split = TensorSplit(
-                self.bare, layout, grid.tensor, lambda tensors: None, sequence=facts.splits_tokens
+                self.bare,
+                layout,
+                grid.tensor,
+                self._slicings,
+                lambda tensors: None,
+                sequence=facts.splits_tokens,
             )
+        if grid.expert is not None:
+            self._experts = ExpertSplit(self.bare, layout, grid.expert, self._slicings)
+            for name in layout.experts:
+                self._experts.split(name, lambda tensors: None)
         if facts.attention is not None:
             self._context = ContextSplit(self.bare, layout, grid.along("context"), facts.attention)
 
@@ -183,16 +197,14 @@ class PipelineModel(ParallelModel):
             return None
         blocks = [self._cut.layout.blocks[at] for stage in stages for at in self._cut.runs[stage]]
         places = {value: name for name, value in self.bare.named_parameters()}
-        shards = ShardedStages(self.bare, blocks, facts, self._grid, self._split)
+        shards = ShardedStages(self.bare, blocks, facts, self._grid, self._experts)
         self._own = {name: self.bare.get_parameter(places[value]) for name, value in self._own.items()}
         return shards
 
     def owned(self) -> Iterator[Owned]:
         if self._shards is not None:
             return self._shards.owned(self._own.items())
-        if self._split is not None:
-            return self._split.owned(self._own.items())
-        return (whole(name, parameter) for name, parameter in self._own.items())
+        return self._slicings.owned(self._own.items())
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield complete parameters. Collective over the pipeline, as the next three methods, and over the
@@ -232,7 +244,7 @@ class PipelineModel(ParallelModel):
             return value
         if self._shards is not None:
             return self._shards.of_local(name, value, self._lengths[name])
-        return value if self._split is None else self._split.whole(name, value)
+        return self._slicings.whole(name, value)
 
     def compute_gradients(self, batches: Iterator[Batch], task: GradientTask) -> Tensor:
         """Compute gradients as the base class does; every rank draws the micro-batches of its replica.
@@ -359,7 +371,8 @@ class PipelineModel(ParallelModel):
 
     def _copies_of(self, name: str) -> int:
         """Return the number of ranks of a pipeline that have the same part of a parameter."""
-        return (1 + (name in self._copied)) * (1 if self._split is None else self._split.copies(name))
+        tensor = 1 if self._grid is None else self._grid.groups.tensor
+        return (1 + (name in self._copied)) * self._slicings.copies(name, tensor)
 
 
 def ideal_bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:

@@ -14,10 +14,10 @@ from typing import Any
 
 from torch import nn
 
+from strategies.experts.model import ExpertSplit
 from strategies.facts import StrategyFacts
 from strategies.fsdp.block_choices import BlockChoice
 from strategies.fsdp.shards import DeviceGrid, Shards, groups_of
-from strategies.tensor_parallel.model import TensorSplit
 
 
 class ShardedStages(Shards):
@@ -29,12 +29,12 @@ class ShardedStages(Shards):
         blocks: Sequence[str],
         facts: StrategyFacts,
         grid: DeviceGrid,
-        split: TensorSplit | None,
+        experts: ExpertSplit | None,
     ) -> None:
         """`module` has only what this rank's stages have. Collective over the ranks of these stages."""
         self._reshards = facts.spec.flag("reshard")
         choice = BlockChoice(reshard=self._reshards)
-        super().__init__(module, dict.fromkeys(blocks, choice), facts, grid, split=split)
+        super().__init__(module, dict.fromkeys(blocks, choice), facts, grid, experts=experts)
         for block in self.blocks:
             # torch would gather ahead in the order of one microbatch's passes.
             block.set_modules_to_backward_prefetch([block])

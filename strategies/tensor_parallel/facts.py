@@ -126,7 +126,9 @@ def activation_messages(
 
 def _sums_of_gradients(parts: ModelParts, groups: GroupLayout) -> Iterator[Term]:
     """Yield sums of gradients of what blocks do not split: small ones at once, large ones each by itself."""
-    whole = (weight for block in parts.trained.blocks for weight in block.weights if not weight.split)
+    weights = (weight for block in parts.trained.blocks for weight in block.weights)
+    # Dealt experts see the tokens of all ranks.
+    whole = (each for each in weights if not each.split and not (each.experts and groups.expert > 1))
     sizes = [VALUE_BYTES * -(-weight.rows // groups.shard_ranks) * weight.columns for weight in whole]
     if sizes:
         alone = sum(size > BUCKET_BYTES for size in sizes)

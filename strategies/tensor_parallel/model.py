@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import cast
@@ -35,63 +34,31 @@ from results.layout import LinearSplit, ModelLayout
 from strategies.advice import SPLIT
 from strategies.collectives.link import Link
 from strategies.tensor_parallel.sequence import SequenceSplit, all_tokens, exchanged, own_sums
-from strategies.training.boxes import Box, Owned, View, rows_of
+from strategies.training.boxes import Owned
 from strategies.training.clipping import clip_shards
 from strategies.training.layouts import layout_module, require_unhooked
 from strategies.training.parallel import OptimizerState, ParallelModel, Setting
 from strategies.training.replicas import Begin, take_values
+from strategies.training.slicing import Slicing, Slicings
 
 _OTHERWISE = f"{SPLIT}, which splits any model"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slicing:
-    """The division of a parameter over the ranks."""
-
-    dim: int
-    parts: int
-    """Number of matrices along `dim`, each of which is cut separately."""
-
-    def part(self, whole: Tensor, link: Link) -> Tensor:
-        """Return a copy of this rank's part."""
-        pieces = [piece.chunk(link.size, self.dim)[link.rank] for piece in whole.chunk(self.parts, self.dim)]
-        return torch.cat(pieces, self.dim)
-
-    def boxes(self, name: str, part: Tensor, link: Link, rows: range) -> Iterator[tuple[Box, View]]:
-        """Yield the places of the rows `rows` of this rank's part in the complete parameter; the views are of
-        these rows."""
-        shape = list(part.shape)
-        shape[self.dim] *= link.size
-        length = part.shape[self.dim] // self.parts
-        for index in range(self.parts):
-            inner = range(index * length, (index + 1) * length)
-            kept = range(max(inner.start, rows.start), min(inner.stop, rows.stop)) if self.dim == 0 else inner
-            if not kept or not rows:
-                continue
-            offsets, sizes = [0] * part.dim(), list(part.shape)
-            offsets[0], sizes[0] = rows.start, len(rows)
-            first = index * length * link.size + link.rank * length
-            offsets[self.dim], sizes[self.dim] = first + kept.start - inner.start, len(kept)
-            start = kept.start - rows.start if self.dim == 0 else kept.start
-            yield (
-                Box(name, tuple(shape), tuple(offsets), tuple(sizes)),
-                partial(torch.narrow, dim=self.dim, start=start, length=len(kept)),
-            )
-
-    def whole(self, part: Tensor, link: Link) -> Tensor:
-        """Gather the parts of all ranks; collective."""
-        gathered = link.all_gather(part.flatten()).view(link.size, *part.shape)
-        pieces = [piece.chunk(self.parts, self.dim) for piece in gathered]
-        return torch.cat([one[index] for index in range(self.parts) for one in pieces], self.dim)
-
-
 class TensorSplit:
-    """A module whose layers have been split over the ranks of a link, with the division to gather them."""
+    """A module whose layers have been split over the ranks of a link."""
 
     def __init__(
-        self, module: nn.Module, layout: ModelLayout, link: Link, begin: Begin, *, sequence: bool = False
+        self,
+        module: nn.Module,
+        layout: ModelLayout,
+        link: Link,
+        slicings: Slicings,
+        begin: Begin,
+        *,
+        sequence: bool = False,
     ) -> None:
-        """Split `module` in place; weights and biases stay parameters of their names.
+        """Split `module` in place; weights and biases stay parameters of their names, and their division is
+        added to `slicings`.
 
         `begin` gives each layer its values, equal on all ranks, just before it is split, so that one layer is
         complete at a time; parameters that are not split get no values. With `sequence` each rank has a part
@@ -99,51 +66,23 @@ class TensorSplit:
         into as many parts as the link has ranks.
         """
         _require_splittable(module, layout, link.size)
-        self.link = link
         self.sequence = SequenceSplit(module, layout, link) if sequence else None
-        self._slicings: dict[str, Slicing] = {}
+        self._slicings = slicings
         for _, run in groupby(layout.splits, key=lambda split: (_owner(split.name), split.by)):
             beside = list(run)
             entrance = _Entrance(link, len(beside), sequence=sequence)
             for split in beside:
-                self._slicings |= _split(module, split, entrance, link, begin)
+                _split(module, split, entrance, link, slicings, begin)
         for name in layout.heads:
             owner, attribute = module.get_submodule(_owner(name)), name.rpartition(".")[2]
             setattr(owner, attribute, getattr(owner, attribute) // link.size)
 
     def sum_gradients(self, gradients: Iterable[tuple[str, Tensor]], device: torch.device) -> None:
-        """Sum the gradients, by name, of parameters that have seen only the tokens of this rank.
-        Collective."""
+        """Sum the gradients, by name, of parameters that are not cut and have seen only the tokens of this
+        rank. Collective."""
         if self.sequence is not None:
-            whole = ((name, value) for name, value in gradients if not self.cuts(name))
+            whole = ((name, value) for name, value in gradients if not self._slicings.cut(name))
             self.sequence.sum_gradients(whole, device)
-
-    def cuts(self, name: str) -> bool:
-        """Return whether each rank has a part of a parameter."""
-        return name in self._slicings
-
-    def copies(self, name: str) -> int:
-        """Return the number of ranks that have the same part of a parameter."""
-        return 1 if self.cuts(name) else self.link.size
-
-    def owned(self, named: Iterable[tuple[str, nn.Parameter]]) -> Iterator[Owned]:
-        """Yield parameters with the places of this rank's parts."""
-        for name, parameter in named:
-            rows = range(parameter.shape[0] if parameter.dim() else 1)
-            yield Owned(parameter, tuple(self.boxes(name, parameter, rows)))
-
-    def boxes(self, name: str, part: Tensor, rows: range) -> Iterator[tuple[Box, View]]:
-        """Yield the places of rows of this rank's part in the complete parameter."""
-        slicing = self._slicings.get(name)
-        if slicing is None and rows:
-            yield rows_of(name, tuple(part.shape), rows)
-        elif slicing is not None:
-            yield from slicing.boxes(name, part, self.link, rows)
-
-    def whole(self, name: str, value: Tensor) -> Tensor:
-        """Gather a value with the layout of the parameter `name`; collective if that is split."""
-        slicing = self._slicings.get(name)
-        return value if slicing is None else slicing.whole(value, self.link)
 
 
 class TensorParallelModel(ParallelModel):
@@ -153,25 +92,26 @@ class TensorParallelModel(ParallelModel):
         """Collective: all ranks take the parameters and buffers of rank 0."""
         super().__init__(module)
         self._device = setting.device
-        link = self.decided_over = Link(setting.exchange.group)
+        link = self._link = self.decided_over = Link(setting.exchange.group)
         begin = partial(take_values, link, setting.fill)
         sequence = setting.spec.flag("sequence")
-        self._split = TensorSplit(module, setting.layout, link, begin, sequence=sequence)
-        begin(value for name, value in module.named_parameters() if not self._split.cuts(name))
+        self._slicings = Slicings()
+        self._split = TensorSplit(module, setting.layout, link, self._slicings, begin, sequence=sequence)
+        begin(value for name, value in module.named_parameters() if not self._slicings.cut(name))
         begin(module.buffers())
 
     def owned(self) -> Iterator[Owned]:
-        return self._split.owned(self.bare.named_parameters())
+        return self._slicings.owned(self.bare.named_parameters())
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Collective."""
         for name, parameter in super().named_parameters():
-            yield name, self._split.whole(name, parameter)
+            yield name, self._slicings.whole(name, parameter)
 
     def named_gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Collective."""
         for name, gradient in super().named_gradients():
-            yield name, self._split.whole(name, gradient)
+            yield name, self._slicings.whole(name, gradient)
 
     def named_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, OptimizerState]]:
         """Collective."""
@@ -180,7 +120,7 @@ class TensorParallelModel(ParallelModel):
             whole: OptimizerState = {}
             for key, value in sorted(state.items()):
                 laid_out_alike = isinstance(value, Tensor) and value.shape == shapes[name]
-                whole[key] = self._split.whole(name, cast(Tensor, value)) if laid_out_alike else value
+                whole[key] = self._slicings.whole(name, cast(Tensor, value)) if laid_out_alike else value
             yield name, whole
 
     @contextmanager
@@ -190,8 +130,11 @@ class TensorParallelModel(ParallelModel):
             self._split.sum_gradients(super().named_gradients(), self._device)
 
     def clip_gradients(self, max_norm: float) -> Tensor:
-        gradients = [(value, self._split.copies(name)) for name, value in super().named_gradients()]
-        return clip_shards(gradients, max_norm, self._split.link, self._device)
+        link = self._link
+        gradients = [
+            (value, self._slicings.copies(name, link.size)) for name, value in super().named_gradients()
+        ]
+        return clip_shards(gradients, max_norm, link, self._device)
 
 
 def _same(values: Tensor, link: Link) -> Tensor:
@@ -261,27 +204,28 @@ class _SplitByInputs(nn.Module):
 
 
 def _split(
-    module: nn.Module, split: LinearSplit, entrance: _Entrance, link: Link, begin: Begin
-) -> dict[str, Slicing]:
-    """Replace a layer by this rank's part. Returns the slicing of each parameter that is split."""
+    module: nn.Module,
+    split: LinearSplit,
+    entrance: _Entrance,
+    link: Link,
+    slicings: Slicings,
+    begin: Begin,
+) -> None:
+    """Replace a layer by this rank's part."""
     layer = module.get_submodule(split.name)
     assert isinstance(layer, nn.Linear)
+    slicing = Slicing(link=link, dim=1 if split.by == "inputs" else 0, parts=split.parts)
+    slicings.add(f"{split.name}.weight", slicing)
     if split.by == "inputs":
-        slicings = {"weight": Slicing(dim=1, parts=split.parts)}
         begin([layer.weight])
-        weight = _part(layer.weight, slicings["weight"], link)
+        weight = slicing.parameter(layer.weight)
         part: nn.Module = _SplitByInputs(weight, layer.bias, link, sequence=entrance.sequence)
     else:
-        slicings = dict.fromkeys(("weight", "bias"), Slicing(dim=0, parts=split.parts))
+        slicings.add(f"{split.name}.bias", slicing)
         begin(layer.parameters())
-        bias = None if layer.bias is None else _part(layer.bias, slicings["bias"], link)
-        part = _SplitByOutputs(_part(layer.weight, slicings["weight"], link), bias, entrance)
+        bias = None if layer.bias is None else slicing.parameter(layer.bias)
+        part = _SplitByOutputs(slicing.parameter(layer.weight), bias, entrance)
     module.set_submodule(split.name, part)
-    return {f"{split.name}.{name}": slicing for name, slicing in slicings.items()}
-
-
-def _part(parameter: Tensor, slicing: Slicing, link: Link) -> nn.Parameter:
-    return nn.Parameter(slicing.part(parameter.detach(), link), requires_grad=parameter.requires_grad)
 
 
 def _require_splittable(module: nn.Module, layout: ModelLayout, ranks: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.groups import DIMENSIONS, GroupLayout
+from results.groups import GRID, GroupLayout
 
 DEGREE = st.integers(1, 3)
 LAYOUTS = st.builds(GroupLayout, pipeline=DEGREE, replicate=DEGREE, shard=DEGREE, tensor=DEGREE)
@@ -45,7 +45,7 @@ def test_places_and_replicas_of_a_grid_by_hand() -> None:
     assert (layout.ranks, layout.replicas, layout.model_parallel) == (12, 6, 2)
 
 
-@given(LAYOUTS, st.sets(st.sampled_from(DIMENSIONS)))
+@given(LAYOUTS, st.sets(st.sampled_from(GRID)))
 def test_groups_partition_the_ranks(layout, dimensions) -> None:
     groups = layout.groups(*dimensions)
     assert sorted(rank for group in groups for rank in group) == list(range(layout.ranks))
@@ -57,14 +57,14 @@ def test_groups_partition_the_ranks(layout, dimensions) -> None:
     for group in groups:
         for one, other in combinations(group, 2):
             ours, theirs = layout.place(one), layout.place(other)
-            assert {name for name in DIMENSIONS if ours[name] != theirs[name]} <= dimensions
+            assert {name for name in GRID if ours[name] != theirs[name]} <= dimensions
 
 
 @given(LAYOUTS)
 def test_a_place_is_of_one_rank_and_within_its_degrees(layout) -> None:
     for rank in range(layout.ranks):
         place = layout.place(rank)
-        assert all(0 <= place[name] < getattr(layout, name) for name in DIMENSIONS)
+        assert all(0 <= place[name] < getattr(layout, name) for name in GRID)
         number = 0
         for name in ("pipeline", "replicate", "shard", "tensor"):
             number = number * getattr(layout, name) + place[name]
@@ -81,7 +81,7 @@ def test_a_replica_is_what_its_stages_and_parts_make_up(layout) -> None:
 
 @given(st.builds(GroupLayout, pipeline=DEGREE, replicate=DEGREE, shard=DEGREE, context=DEGREE, tensor=DEGREE))
 def test_each_group_that_exchanges_has_its_dimension(layout) -> None:
-    for dimension in DIMENSIONS:
+    for dimension in GRID:
         for group in layout.peers(dimension):
             if len(group) > 1:
                 # Shards on the ranks of one sequence alone: the group is of both dimensions.

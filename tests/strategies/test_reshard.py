@@ -18,6 +18,9 @@ from strategies import CheckpointWarning, Trainer
 from strategies.training.boxes import Box, rectangles
 from workloads.llama import LlamaShape
 from workloads.llama.model import build_llama
+from workloads.moe import MoEShape
+from workloads.moe.model import build_moe
+from workloads.workload import Workload
 
 FOLDED = "pipeline:zbv:microbatches=2"
 Ranks = Callable[..., list[Any]]
@@ -44,16 +47,25 @@ WAYS = (
         ("fsdp:cp=2:attention=gathered", 4, FOLDED, 2),
         (FOLDED, 2, "fsdp:cp=2", 4),
     ),
+    *(("fsdp:ep=2", 4, "fsdp:ep=4:cp=2", 4), ("fsdp:ep=2", 2, STAGES, 4), (f"{STAGES}:ep=2", 4, "fsdp", 2)),
 )
 LLAMA = LlamaShape(
     layers=4, width=16, heads=2, context=4, vocabulary=11, seq=4, kv_heads=1, hidden=24, tied=True
 )
 """A model with attention, for context parallelism."""
+EXPERTS = MoEShape(**vars(LLAMA), experts=4, chosen=2)
 
 
-def opened(strategy: str, seed: int, attends: bool = False) -> Trainer:
+def model_of(strategies: tuple[str, str]) -> Workload | None:
+    """Return the model that both strategies need; None: any model will do."""
+    if any(":ep=" in name for name in strategies):
+        return build_moe(EXPERTS)
+    return build_llama(LLAMA) if any(":cp=" in name for name in strategies) else None
+
+
+def opened(strategy: str, seed: int, both: tuple[str, str] = ("", "")) -> Trainer:
     torch.manual_seed(seed)
-    made = build_llama(LLAMA) if attends else None
+    made = model_of(both)
     module, layout = (made.module, made.layout) if made else (resuming.Blocks(), resuming.LAYOUT)
     trainer = a_trainer(module, resuming.loss, layout=layout, strategy=strategy, optimizer="adamw")
     trainer.attach(schedule=torch.optim.lr_scheduler.CosineAnnealingLR(trainer.optimizer, 9))
@@ -77,18 +89,18 @@ def whole(trainer: Trainer) -> dict[str, Any]:
     return {**found, "steps": torch.tensor(trainer.steps), "rate": torch.tensor(rate)}
 
 
-def saved(rank: int, strategy: str, folder: Path, attends: bool = False) -> dict[str, Any]:
-    trainer = opened(strategy, 0, attends)
+def saved(rank: int, strategy: str, folder: Path, both: tuple[str, str] = ("", "")) -> dict[str, Any]:
+    trainer = opened(strategy, 0, both)
     train(trainer, 3)
     assert trainer.save(folder).wait() is not None
     return whole(trainer)
 
 
 def gone_on(
-    rank: int, strategy: str, folder: Path, attends: bool = False
+    rank: int, strategy: str, folder: Path, both: tuple[str, str] = ("", "")
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The loaded state, and the state three steps later."""
-    trainer = opened(strategy, 1, attends)
+    trainer = opened(strategy, 1, both)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         resumed = trainer.resume(folder)
@@ -120,12 +132,12 @@ def frozen_less(values: dict[str, Any]) -> dict[str, Any]:
 def test_values_are_equal_and_training_goes_on_as_on_one_device(ranks, tmp_path, way) -> None:
     """All replicas see the same batches, so that every layout trains as one device does, up to rounding."""
     strategy, size, other, others = way
-    attends = any(":cp=" in name for name in (strategy, other))
-    before = run(ranks, size, saved, strategy, tmp_path, attends)
-    loaded, later = run(ranks, others, gone_on, other, tmp_path, attends)
+    both = strategy, other
+    before = run(ranks, size, saved, strategy, tmp_path, both)
+    loaded, later = run(ranks, others, gone_on, other, tmp_path, both)
     assert loaded.keys() == before.keys()
     torch.testing.assert_close(frozen_less(loaded), frozen_less(before), rtol=0, atol=0)
-    alone = opened("single", 0, attends)
+    alone = opened("single", 0, both)
     train(alone, 6)
     expected = whole(alone)
     assert later.keys() == expected.keys()

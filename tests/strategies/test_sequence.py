@@ -18,6 +18,7 @@ from strategies.catalog import STRATEGIES
 from strategies.collectives.link import Link
 from strategies.tensor_parallel import sequence
 from strategies.tensor_parallel.model import TensorSplit
+from strategies.training.slicing import Slicings
 from workloads.gpt import GPTShape
 from workloads.gpt.model import build_gpt
 from workloads.llama import LlamaShape
@@ -93,7 +94,7 @@ def nothing_to_take(values: Iterable[Tensor]) -> None:
 def run(group: ExchangeGroup, change: Callable[[Model], None], layout: ModelLayout, x: Tensor) -> None:
     model = Model()
     change(model)
-    TensorSplit(model, layout, Link(group), nothing_to_take, sequence=True)
+    TensorSplit(model, layout, Link(group), Slicings(), nothing_to_take, sequence=True)
     with torch.enable_grad():
         model(x)
 
@@ -129,7 +130,7 @@ def test_a_model_whose_tokens_cannot_be_split_is_refused_by_name(threads, change
 def test_a_forward_pass_after_one_that_failed_is_as_the_first(threads) -> None:
     def both(group: ExchangeGroup) -> None:
         model = Model()
-        TensorSplit(model, LAYOUT, Link(group), nothing_to_take, sequence=True)
+        TensorSplit(model, LAYOUT, Link(group), Slicings(), nothing_to_take, sequence=True)
         model.between = lambda x: x[0, 0, 0, 0]
         with pytest.raises(IndexError):
             model(X)
@@ -174,7 +175,7 @@ SHAPES: dict[str, Any] = {
 def saved(group: ExchangeGroup, model: str, *, sequence: bool) -> int:
     """Bytes of the storages that autograd keeps from a forward pass, without parameters."""
     workload = build_gpt(SHAPES[model]) if model == "gpt" else build_llama(SHAPES[model])
-    TensorSplit(workload.module, workload.layout, Link(group), nothing_to_take, sequence=sequence)
+    TensorSplit(workload.module, workload.layout, Link(group), Slicings(), nothing_to_take, sequence=sequence)
     own = {parameter.untyped_storage().data_ptr() for parameter in workload.module.parameters()}
     kept: dict[int, int] = {}
     alive: list[Tensor] = []

@@ -15,7 +15,8 @@ from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from results.layout import LinearSplit, ModelLayout
 from strategies import Trainer, TrainSettings
 from strategies.collectives.link import Link
-from strategies.tensor_parallel.model import Slicing, TensorSplit
+from strategies.tensor_parallel.model import TensorSplit
+from strategies.training.slicing import Slicing, Slicings
 from workloads.build import build_workload
 
 SGD, ADAMW = "sgd:lr=0.1:momentum=0.9", "adamw:lr=0.01:weight_decay=0.1"
@@ -63,7 +64,7 @@ def has_values(tensors: Iterable[torch.Tensor]) -> None:
 def test_a_layer_gives_what_it_gives_whole_under_autocast(threads) -> None:
     def output(group: ExchangeGroup) -> torch.dtype:
         module = Layers()
-        TensorSplit(module, ModelLayout(splits=SPLITS), Link(group), has_values)
+        TensorSplit(module, ModelLayout(splits=SPLITS), Link(group), Slicings(), has_values)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return module(torch.ones(1, 3)).dtype
 
@@ -98,12 +99,11 @@ def test_buffers_are_those_of_the_first_rank(ranks) -> None:
 )
 def test_a_matrix_is_cut_and_put_together(threads, dim, parts, expected) -> None:
     whole = torch.arange(16).view(4, 4)
-    slicing = Slicing(dim=dim, parts=parts)
 
     def both(group: ExchangeGroup) -> tuple[torch.Tensor, torch.Tensor]:
-        link = Link(group)
-        part = slicing.part(whole, link)
-        return part, slicing.whole(part, link)
+        slicing = Slicing(link=Link(group), dim=dim, parts=parts)
+        part = slicing.part(whole)
+        return part, slicing.whole(part)
 
     for (part, again), rows in zip(threads(2, both), expected, strict=True):
         assert part.tolist() == rows
@@ -226,7 +226,7 @@ def test_layers_that_take_one_input_share_the_sum_of_its_gradient(threads) -> No
             module = Beside().double()
             module.load_state_dict(weights)
             if group.size() > 1:
-                TensorSplit(module, layout, Link(group), has_values)
+                TensorSplit(module, layout, Link(group), Slicings(), has_values)
             x = torch.arange(8.0).view(2, 4).double().requires_grad_()
             y = x if alike else torch.ones(2, 4).double().requires_grad_()
             outcome = module(x, y)

@@ -208,6 +208,7 @@ MODELS: dict[str, Any] = {
     "llama": (LLAMA, build_llama),
     "untied": (replace(LLAMA, layers=4, tied=False), build_llama),
     "moe": (MoEShape(**vars(LLAMA), experts=4, chosen=2), build_moe),
+    "balanced": (MoEShape(**vars(LLAMA), experts=4, chosen=2, routing="balanced"), build_moe),
 }
 COUNTED: list[Any] = [
     (2, "ddp", "gpt", {}),
@@ -246,6 +247,10 @@ COUNTED: list[Any] = [
     (2, "manual:keep*3+reshard.checkpoint:cp=2", "gpt", {}),
     pytest.param(4, "fsdp:cp=2:tp=2", "llama", {}, marks=pytest.mark.slow),
     (4, "hsdp", "llama", {"node_size": 2, "accumulation": 2}),
+    (2, "fsdp:ep=2", "balanced", {"accumulation": 2}),
+    (4, "fsdp:cp=2:ep=2", "balanced", {"activation_checkpointing": True}),
+    (4, "hsdp:ep=2:reshard=false", "balanced", {"node_size": 2}),
+    (4, "pipeline:1f1b:ep=2:pp=2", "balanced", {"accumulation": 2}),
     pytest.param(4, "pipeline:1f1b:dp=2", "gpt", {}, marks=pytest.mark.slow),
     # Of a tied model no rank sends both activations each way and the shared gradient.
     pytest.param(4, "pipeline:1f1b", "untied", {}, marks=pytest.mark.slow),

@@ -23,6 +23,7 @@ from harness.worker.rank.control import Control, hash_number, parameters_hash
 from results.cell import StepPolicy
 from results.record import StepColumns
 from strategies import Trainer, TrainSettings
+from strategies.collectives.link import Link
 from strategies.devices import Host
 from strategies.snapshot import Snapshot
 from workloads.build import build_workload
@@ -215,6 +216,23 @@ def test_a_stage_receives_its_last_messages_while_the_exchange_is_off(ranks) -> 
     first, second = ranks(2, received_while_off)
     assert first == [[10.0, 10.0], [11.0, 11.0], [10.0, 10.0], [0.0, 0.0]]
     assert second == [[0.0, 0.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
+
+
+def rows_counted_while_off(rank: int) -> list[list[int]]:
+    """On a rank: the numbers of rows that it receives without exchange, after a period of two layers."""
+    exchange = open_exchange()
+    exchange.traffic.stand_ins.keep_messages()
+    link, own = Link(exchange), 10 * rank
+    for counts in ([own, own + 1], [own + 2, own + 3]):
+        link.all_to_all(torch.tensor(counts).view(2, 1))
+    exchange.traffic.enabled = False
+    return [link.all_to_all(torch.tensor([[7], [8]])).flatten().tolist() for _ in range(3)]
+
+
+def test_ranks_get_as_many_rows_as_before_while_the_exchange_is_off(ranks) -> None:
+    first, second = ranks(2, rows_counted_while_off)
+    assert first == [[0, 10], [2, 12], [0, 10]]
+    assert second == [[1, 11], [3, 13], [1, 11]]
 
 
 def test_messages_beyond_the_room_for_them_are_not_kept() -> None:

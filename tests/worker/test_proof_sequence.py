@@ -10,8 +10,9 @@ from planting import GPT, GRADIENT, UPDATE, Fields, Planted, wrapped
 from torch import Tensor
 
 from strategies.tensor_parallel import model, sequence
-from strategies.tensor_parallel.model import TensorParallelModel, TensorSplit
+from strategies.tensor_parallel.model import TensorParallelModel
 from strategies.tensor_parallel.sequence import SequenceSplit
+from strategies.training.slicing import Slicings
 
 APART = f"{GRADIENT}|replicas differ after the update"
 SPLIT: Fields = GPT | {"strategy": "tp:sequence=true", "optimizer": "sgd:lr=0.05"}
@@ -75,7 +76,7 @@ def _own_tokens_of_the_neighbour(rank: int, size: int) -> Planted:
 
 
 def _norm_summed_over_the_ranks(rank: int, size: int) -> Planted:
-    return wrapped(TensorSplit, "copies", lambda original, self, name: 1)
+    return wrapped(Slicings, "copies", lambda original, *given: 1)
 
 
 @pytest.mark.parametrize(

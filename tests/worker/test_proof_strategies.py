@@ -23,8 +23,8 @@ from strategies.pipeline.shards import ShardedStages
 from strategies.pipeline.stages import Cut
 from strategies.scratch_fsdp import model as scratch_fsdp
 from strategies.tensor_parallel import model as tensor_parallel
-from strategies.tensor_parallel.model import TensorSplit
 from strategies.trainer import Trainer
+from strategies.training.slicing import Slicings
 
 DOUBLES: Fields = GPT | {"workload": "py:proof_models:gpt_of_doubles"}
 """No two sums of the squares need give the same factor to the bit."""
@@ -194,7 +194,7 @@ def _norm_of_one_shard(rank: int, size: int) -> Planted:
 
 
 def _norm_added_up_over_tp(rank: int, size: int) -> Planted:
-    return wrapped(TensorSplit, "copies", lambda original, *given: 1)
+    return wrapped(Slicings, "copies", lambda original, *given: 1)
 
 
 def _data_of_the_replica_before(rank: int, size: int) -> Planted:

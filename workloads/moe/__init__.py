@@ -86,10 +86,11 @@ class MoEShape(LlamaShape):
             weights=(
                 Weight(rows=d),
                 Weight(rows=experts, columns=d),
-                Weight(rows=experts * 2 * hidden, columns=d),
-                Weight(rows=experts * d, columns=hidden),
+                Weight(rows=experts * 2 * hidden, columns=d, experts=experts),
+                Weight(rows=experts * d, columns=hidden, experts=experts),
             ),
             saved=Saved(whole=t * (VALUE_BYTES * kept + INDEX_BYTES * 3 * chosen)),
             products=Saved(whole=VALUE_BYTES * t * (experts + chosen * (2 * hidden + d))),
+            dispatched=VALUE_BYTES * t * chosen * d,
             flops=2 * t * (d * experts + chosen * 3 * d * hidden),
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -24,7 +25,9 @@ from workloads.workload import Workload
 
 def build_moe(shape: MoEShape) -> Workload:
     """Build the language model with its cross-entropy, for samples of `shape.seq` tokens."""
-    return language_model(Llama(shape, MoEBlock), shape, layout_of(shape))
+    layout = layout_of(shape)
+    layers = tuple(f"{block}.mlp.experts" for block in layout.blocks)
+    return language_model(Llama(shape, MoEBlock), shape, msgspec.structs.replace(layout, experts=layers))
 
 
 def forced_experts(shape: MoEShape, positions: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,7 @@ class _Counted:
     saved: dict[int | str, int] = field(default_factory=dict)
     flops: dict[int | str, int] = field(default_factory=dict)
     inputs: dict[int | str, int] = field(default_factory=dict)
+    dispatched: dict[int | str, int] = field(default_factory=dict)
     results: int = 0
     uncounted: str | None = None
     """Why the FLOPs are unknown."""
@@ -76,6 +77,7 @@ def parts_of(workload: Workload) -> ModelParts:
             products=Saved(whole=max(0, each - taken)),
             saved_once=max(0, few.saved.get(key, 0) - _FEW * each),
             input=taken,
+            dispatched=few.dispatched.get(key, 0) // _FEW,
             flops=few.flops.get(key, 0) // _FEW,
         )
 
@@ -171,6 +173,12 @@ def _hooks(
 
         return hook
 
+    def dispatches(place: int) -> Callable[..., None]:
+        def hook(part: nn.Module, positional: Any) -> None:
+            counted.dispatched[place] = counted.dispatched.get(place, 0) + positional[0].nbytes
+
+        return hook
+
     def begins(part: nn.Module, positional: Any) -> None:
         turn("stem" if layout.blocks else "head")
 
@@ -181,6 +189,12 @@ def _hooks(
     return [
         module.register_forward_pre_hook(begins),
         module.register_forward_hook(ends),
+        *(
+            module.get_submodule(name).register_forward_pre_hook(dispatches(place))
+            for place, block in enumerate(layout.blocks)
+            for name in layout.experts
+            if name.startswith(f"{block}.")
+        ),
         *(
             block.register_forward_pre_hook(enters(place), with_kwargs=True)
             for place, block in enumerate(blocks)
@@ -204,9 +218,16 @@ def _weights(module: nn.Module, layout: ModelLayout) -> tuple[Mapping[int | str,
         values = parameter.nbytes // VALUE_BYTES
         rows = min((*parameter.shape, 1)[0], values)
         columns, trained = values // max(rows, 1), parameter.requires_grad
-        found.setdefault(key, []).append(Weight(rows=rows, columns=columns, trained=trained))
+        experts = _experts_of(name, module, layout)
+        found.setdefault(key, []).append(Weight(rows=rows, columns=columns, experts=experts, trained=trained))
         shared += values if in_stem and id(parameter) in ends else 0
     return found, shared
+
+
+def _experts_of(name: str, module: nn.Module, layout: ModelLayout) -> int:
+    """Return the number of experts whose matrices a parameter has; 0: it is not of experts."""
+    layer = next((layer for layer in layout.experts if name.startswith(f"{layer}.")), None)
+    return 0 if layer is None else cast(int, module.get_submodule(layer).count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

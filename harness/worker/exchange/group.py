@@ -2,9 +2,9 @@
 
 Strategies get this group instead of the backend's. While it is on, it passes every call to the backend and
 counts the bytes. While it is off, it returns finished work at once: sums and broadcasts leave this rank's
-values, a gather returns what this rank sends, and a receive the last message that came at its place
-(`stand_ins`). The difference between the two is the exposed communication, and neither strategy nor model
-knows which of them runs.
+values, a gather returns what this rank sends, and a receive the last message that came at its place, as an
+exchange of numbers of rows does (`stand_ins`). The difference between the two is the exposed communication,
+and neither strategy nor model knows which of them runs.
 """
 
 # The stubs of torch's process group list several signatures of each operation; C++ calls the ones below.
@@ -32,6 +32,8 @@ from harness.worker.exchange.stand_ins import StandIns
 from strategies.devices import StreamedDevice, device_of
 
 _BACKEND = "bench_exchange"
+_EVERYONE = -1
+"""The source of a message that comes from all ranks of a group."""
 
 # Options of a collective are opaque C++ structs that are only handed on.
 Options = Any
@@ -231,8 +233,14 @@ class ExchangeGroup(dist.ProcessGroup):
     def alltoall_base(
         self, output: Tensor, values: Tensor, *splits: list[int], options: Options = None
     ) -> MaybeWork:
-        if not self.traffic.enabled:
-            self.traffic.stand_ins.fill(output, values)
+        if values.is_floating_point():
+            if not self.traffic.enabled:
+                self.traffic.stand_ins.fill(output, values)
+        elif self.traffic.enabled:
+            # Numbers of rows: what a rank computes while the exchange is off follows from the kept ones.
+            self.traffic.stand_ins.received(self, _EVERYONE, [output])
+        else:
+            self.traffic.stand_ins.receive(self, _EVERYONE, [output])
         return self._run("alltoall_base", [values], [output], (output, values, *splits), options)
 
     def send(self, tensors: list[Tensor], to: int, tag: int) -> MaybeWork:

@@ -39,6 +39,7 @@ from harness.worker.proof.reference import (
     History,
     Reference,
     Replay,
+    computes_together,
     dense,
     exact_arithmetic,
     finite,
@@ -109,7 +110,7 @@ def compare_gradients(cell: Cell, gradients: Tensors, reference: Reference) -> l
     if not finite(gradients):
         return []
     both, tolerance = (gradients, reference.gradients), tolerance_of(cell)
-    if cell.model_parallel > 1:
+    if computes_together(cell):
         return relative_each(*both, tolerance, ROUNDING[cell.precision])
     return relative("gradient", *both, tolerance)
 

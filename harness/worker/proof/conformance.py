@@ -22,6 +22,7 @@ from results.groups import GroupLayout
 from results.parts import ModelParts
 from results.record import Operations
 from strategies.catalog import COLLECTIVES, STRATEGIES
+from strategies.closed_form.terms import Term
 from strategies.predictions import traffic
 from strategies.trainer import Trainer
 from strategies.training.loss import Loss, seen
@@ -239,7 +240,7 @@ def other_traffic(cell: Cell, least_bytes: float, payload_bytes: float, operatio
     # The closed form leaves out buffers, a norm, and agreements of ranks in a few bytes.
     misses = COMPLETE if STRATEGIES.facts(cell.strategy).engine is None else MISSES
     enough = misses * sent <= least_bytes and MISSES * number <= operations
-    if enough and payload_bytes <= EXCEEDS * sent + FEW_BYTES:
+    if enough and payload_bytes <= EXCEEDS * sum(map(_most_bytes, terms)) + FEW_BYTES:
         return None
     found = f"{payload_bytes:,.0f} bytes in {operations:g}"
     if least_bytes < payload_bytes:
@@ -248,6 +249,11 @@ def other_traffic(cell: Cell, least_bytes: float, payload_bytes: float, operatio
         f"by its `terms` {cell.strategy} sends {sent:,.0f} bytes in {number:g} operations of a step, and its "
         f"steps sent {found}: the exchange or the `terms` are wrong"
     )
+
+
+def _most_bytes(term: Term) -> float:
+    """Return the most that a rank may send: its experts may be those of all tokens of its group."""
+    return term.payload_bytes * (term.ranks if term.dimension == "expert" else 1)
 
 
 def whole_state(cell: Cell, trainer: Trainer) -> str | None:

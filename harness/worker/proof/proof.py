@@ -38,7 +38,13 @@ from harness.worker.proof.averages import law_tolerance
 from harness.worker.proof.comparison import tolerance_of
 from harness.worker.proof.compressor_promises import Witness
 from harness.worker.proof.examination import Examination, Examined
-from harness.worker.proof.reference import Beat, exact_arithmetic, exact_update, summed_terms
+from harness.worker.proof.reference import (
+    Beat,
+    computes_together,
+    exact_arithmetic,
+    exact_update,
+    summed_terms,
+)
 from harness.worker.proof.sampled import ELEMENTS, MISSED, PROJECTIONS, cannot_sample
 from harness.worker.proof.simulation import memory_shortage
 from harness.worker.rank.control import Control
@@ -370,7 +376,7 @@ def _rule(cell: Cell) -> str:
             f"{law_tolerance(cell):.2g} of their L2 norm"
         )
     if not exact_arithmetic(cell):
-        each = ", parameter by parameter" if cell.model_parallel > 1 else ""
+        each = ", parameter by parameter" if computes_together(cell) else ""
         return f"gradients agree within {tolerance_of(cell):g} of their L2 norm{each}"
     promise = STRATEGIES.facts(cell.strategy).promise
     if promise.of == "parameters":

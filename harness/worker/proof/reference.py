@@ -466,12 +466,19 @@ def finite(gradients: Mapping[str, Tensor]) -> bool:
 def exact_arithmetic(cell: Cell) -> bool:
     """Return whether two computations of the same micro-batch give the same bits.
 
-    They do not if several ranks compute it together, in pieces of its matrices or its samples, average its
-    gradients in half precision, or add up in another order in a layer.
+    They do not if several ranks compute it together, average its gradients in half precision, or add up in
+    another order in a layer.
     """
     facts = STRATEGIES.facts(cell.strategy)
     local = cell.device == "cpu" and cell.precision == "fp32" and not cell.compile
-    return local and cell.model_parallel == 1 and not (facts.averages_half or facts.own_layers)
+    return local and not (computes_together(cell) or facts.averages_half or facts.own_layers)
+
+
+def computes_together(cell: Cell) -> bool:
+    """Return whether several ranks compute a micro-batch together: in pieces of its matrices or its samples,
+    or because the experts of one rank compute tokens of other ranks."""
+    layout = STRATEGIES.facts(cell.strategy).groups(cell.gpus, cell.node_size)
+    return cell.model_parallel > 1 or layout.expert > 1
 
 
 def exact_update(cell: Cell) -> bool:
