@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from harness.worker.cell.memory import MemoryUse
+from harness.worker.cell.rows import ExpertCounts
 from harness.worker.cell.sampler import batch_print
 from harness.worker.cell.setup import Built, CellSetup, keep_first, seed_step
 from harness.worker.measure.clock import FirstStep
@@ -139,6 +140,7 @@ def _build(run: Run, setup: CellSetup, uses: Uses) -> Built:
         blocks=layout.blocks,
         parameters=parameters,
         deterministic=torch.backends.cudnn.deterministic,
+        rows=ExpertCounts(trainer.model.bare, around.device),
     )
 
 
