@@ -375,6 +375,9 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     work: Work | None = None
     experts: list[ExpertRows] = []
     """The rows of the modules that count them; empty where none does, and in older records."""
+    even_workload: str | None = None
+    """The workload that differs from the cell's only in that its experts get as many rows each; None where
+    none is known, and in older records."""
     memory: Memory | None = None
     proof: Proof | None = None
     first_hash: str | None = None

@@ -68,7 +68,7 @@ def _losses_of_warmup(old: Json) -> Json:
 #   rank-record 6  unreleased  steps without phases; work whose parameters and exchange are unknown
 #   rank-record -, run-result -  unreleased  stages and bubble_replayed of recorded; layout; bubble_replayed;
 #                             dimensions of the communication
-#   rank-record -  unreleased  experts
+#   rank-record -, run-result -  unreleased  experts, even_workload; busiest_expert; rows of the ranks
 PLAN = Schema("plan", 4, Plan, upgrades={3: _one_order})
 CELL = Schema("cell", 3, Cell)
 LAUNCH = Schema("launch", 5, Launch, upgrades={4: _one_order})

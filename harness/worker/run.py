@@ -34,7 +34,7 @@ from strategies.catalog import COLLECTIVES, STRATEGIES
 from strategies.devices import device_of
 from strategies.training.layouts import found_layout
 from workloads.batch import Batch
-from workloads.catalog import WORKLOADS, facts
+from workloads.catalog import WORKLOADS, even_workload, facts
 
 
 def measure_cell(run: Run) -> None:
@@ -126,6 +126,7 @@ def _build(run: Run, setup: CellSetup, uses: Uses) -> Built:
         "setup_ns": time.perf_counter_ns() - began,
         "period": trainer.model.period,
         "layout": setup.groups,
+        "even_workload": even_workload(WORKLOADS.parse(cell.workload)),
         "training": Training(
             differences=strategy.differences,
             averages_all_gradients=strategy.promise.averages_all_gradients(strategy.promise.after),

@@ -424,6 +424,14 @@ CELLS = (
         for name, title in _BUCKETS.items()
     ),
     real("loss_fixed", "figures.newest.loss_fixed"),
+    real(
+        "busiest_expert",
+        lambda row: row.mean("busiest_expert.times_mean"),
+        "busiest expert",
+        PLAIN,
+        "method-experts",
+        hint="in means of its layer",
+    ),
 )
 """The exported columns of a planned cell, with or without figures."""
 
@@ -539,7 +547,7 @@ PRESETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "time": (
             *("step_ns", "throughput", "efficiency_weak", "no_claim_weak", "efficiency_strong"),
             *("no_claim_strong", "part_input", "part_compute", "part_bubble", "part_other"),
-            *("bubble_ideal", "bubble_replayed", "step_ns_p99"),
+            *("bubble_ideal", "bubble_replayed", "step_ns_p99", "busiest_expert"),
         ),
         "network": (
             *("part_transfer", "budget_method", "part_wait", "exposed_share", "overlap"),
@@ -612,10 +620,11 @@ RUNS = (
     joined("warnings", "run.warnings"),
     joined("absent", "run.absent"),
     *stored("run", RunResult, *_BUCKETS, "loss_fixed", "first_hash"),
+    real("busiest_expert", "run.busiest_expert.times_mean"),
 )
 """The columns of a run, counted or not."""
 
-_OF_RANKS = ("node", "compute_ns", "compute_sd_ns", "slowest_share", "wait_ns", "blocked_ns")
+_OF_RANKS = ("node", "compute_ns", "compute_sd_ns", "slowest_share", "wait_ns", "blocked_ns", "rows")
 RANKS = (
     *_CELL,
     *stored("run", RunResult, "run_id", "repeat"),

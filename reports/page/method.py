@@ -100,6 +100,12 @@ _SHARED = (
         "rank with the least. It is counted, so it is equal in each run; nodes differ in the time they take.",
     ),
     Definition(
+        "method-experts",
+        "Busiest expert",
+        "Rows of the expert that has most in its layer over the mean of the layer's experts, in the layer "
+        "where this is largest: counted on all ranks in the measured steps; the mean over runs.",
+    ),
+    Definition(
         "method-cost",
         "Cost",
         Markup(
