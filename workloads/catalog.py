@@ -232,7 +232,7 @@ def shape_of(spec: Spec) -> Shape:
 
 def even_workload(spec: Spec) -> str | None:
     """Return the text of the workload that differs from `spec` only in that its experts get as many rows
-    each, which is its own if they do; None if there is none."""
+    each (its own text, if they do); None where the family has no such options."""
     even = MEMBERS[spec.name].shape.even_options
     if not even:
         return None

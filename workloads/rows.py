@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 class RowCount:
-    """Counts the rows that each expert of one module computes. The module has it as an attribute, whatever
-    its name, and calls `add` in its forward pass; nothing is counted before somebody calls `begin`."""
+    """Counts the rows that each expert of one module computes, from the call of `begin` on. The module keeps
+    it in an attribute of any name, and calls `add` in its forward pass."""
 
     def __init__(self, experts: int, *, first: int = 0) -> None:
         """`experts` of the layer compute on this rank, from the number `first` on."""

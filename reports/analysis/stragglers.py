@@ -46,7 +46,7 @@ class Stragglers:
     persistent: tuple[int, ...]
     """Ranks that are slow in every run, by more than the spread of their steps and their rows explain."""
     laden: tuple[int, ...] = ()
-    """Ranks that are slow in every run as their experts compute more rows than those of other ranks."""
+    """Ranks that are slow in every run because their experts compute more rows than the median rank's."""
     more_rows: tuple[float, ...] = ()
     """The rows of each rank over the median of the ranks, less 1; the mean over runs; empty if unknown."""
     slow_nodes: tuple[int, ...]
@@ -161,10 +161,9 @@ def stragglers(figures: CellFigures) -> Stragglers | None:
     waits = [run.budget.wait_ns.value for run in figures.runs if run.budget is not None]
     slow, excess = persistently_slow(columns), _mean_by_rank(map(_excess, columns))
     lasting, random = split_wait(columns, waits, slow=bool(slow))
-    rows = [_over_median(ranks.rows) for ranks in columns if ranks.rows is not None]
-    more_rows = _mean_by_rank(rows) if len(rows) == len(columns) else ()
-    explained = set(slow) & set(laden(more_rows, excess)) if more_rows else set()
-    persistent = tuple(rank for rank in slow if rank not in explained)
+    more_rows = _more_rows(columns)
+    explained = set(laden(more_rows, excess)).intersection(slow)
+    persistent = tuple(sorted({*slow} - explained))
     return Stragglers(
         runs=len(columns),
         nodes=tuple(columns[-1].node),
@@ -205,13 +204,13 @@ def persistently_slow(runs: Sequence[RankColumns]) -> tuple[int, ...]:
 def laden(more_rows: Sequence[float], excess: Sequence[float]) -> tuple[int, ...]:
     """The ranks whose rows explain by how much their compute exceeds the median rank's, to `SLOW_ABOVE`.
 
-    `more_rows` x(r) are the rows of each rank over the median less 1, and `excess` y(r) is the same of its
-    compute. Where rows take the share s of the median rank's compute, y = s x. s is the least absolute
-    deviation, which is the median of y / x weighted by |x| and which a slow host among many does not move;
-    it lies between 0 and 1, as no step grows faster than its rows. Rank r is laden if x(r) and y(r) exceed
-    `SLOW_ABOVE`, and y(r) - s x(r) does not.
+    `more_rows` x(r) are the rows of each rank over the median less 1 (none: unknown), and `excess` y(r) is
+    the same of its compute. Where rows take the share s of the median rank's compute, y = s x. s is the least
+    absolute deviation, which is the median of y / x weighted by |x| and which a slow host among many does
+    not move; it lies between 0 and 1, as no step grows faster than its rows. Rank r is laden if x(r) and
+    y(r) exceed `SLOW_ABOVE`, and y(r) - s x(r) does not.
     """
-    pairs, share = list(zip(more_rows, excess, strict=True)), 0.0
+    pairs, share = list(zip(more_rows, excess, strict=False)), 0.0
     if shares := sorted((y / x, abs(x)) for x, y in pairs if x):
         weights = np.cumsum([weight for _, weight in shares])
         share = min(max(shares[int(np.searchsorted(weights, weights[-1] / 2))][0], 0.0), 1.0)
@@ -258,6 +257,12 @@ def _over_median(values: Sequence[float]) -> Floats:
     array = np.asarray(values, dtype=np.float64)
     median = float(np.median(array))
     return array / median - 1 if median > 0 else np.zeros_like(array)
+
+
+def _more_rows(runs: Sequence[RankColumns]) -> tuple[float, ...]:
+    """The rows of each rank over the median less 1, the mean over runs; none unless every run has them."""
+    known = [_over_median(ranks.rows) for ranks in runs if ranks.rows is not None]
+    return _mean_by_rank(known) if len(known) == len(runs) else ()
 
 
 def _mean_by_rank(rows: Iterable[Floats]) -> tuple[float, ...]:

@@ -106,6 +106,16 @@ _SHARED = (
         "where this is largest: counted on all ranks in the measured steps; the mean over runs.",
     ),
     Definition(
+        "method-imbalance",
+        "Cost of imbalance",
+        Markup(
+            "<code>Step time / step time with an even load</code>, of two cells that differ only in how "
+            "tokens choose experts; the interval is of the ratio of runs, as of an efficiency. A step is "
+            "longer or shorter where Welch's t and the smallest effect show it, for all such pairs together. "
+            "An even load is an upper bound of the speed of a trained router."
+        ),
+    ),
+    Definition(
         "method-cost",
         "Cost",
         Markup(

@@ -1,4 +1,4 @@
-"""The rows of experts are counted once for each token, in the measured steps alone."""
+"""A rank records the rows of its experts in the measured steps, and counts each of them once."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def _slow_table(rows: Sequence[MapRow]) -> TextTable:
 
 
 def _more_rows(row: tuple[str, Stragglers, int]) -> Field:
-    """By how much the rows of a laden rank exceed the median rank's."""
+    """The share by which the rows of a laden rank exceed the median rank's; none for a slow rank."""
     _, found, rank = row
     return fields.percent(found.more_rows[rank]) if rank in found.laden else NONE
 
