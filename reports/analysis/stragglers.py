@@ -89,11 +89,11 @@ class Stragglers:
             verb = "are" if several else "is"
             parts.append(f"{who} {verb} persistently slow: {_mean_text(self.excess, self.persistent)} above")
         if self.laden:
-            who, verb = capital(numbered("rank", self.laden)), "are" if len(self.laden) > 1 else "is"
+            who, verb = numbered("rank", self.laden), "are" if len(self.laden) > 1 else "is"
             rows, excess = (_mean_text(each, self.laden) for each in (self.more_rows, self.excess))
             parts.append(f"{who} {verb} laden: {rows} more rows, and {excess} more compute, than")
         where = f"each of {count(self.runs, 'run')}" if self.runs > 1 else "the one run"
-        return "; ".join(f"{part} the median rank in {where}" for part in parts)
+        return capital("; ".join(f"{part} the median rank in {where}" for part in parts))
 
     @property
     def slow_names(self) -> str:

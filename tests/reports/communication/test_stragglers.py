@@ -160,7 +160,7 @@ def test_a_laden_rank_is_told_with_its_rows_and_without_its_host(found, new_rank
     )
     both = msgspec.structs.replace(run, compute_ns=[round(ms * MS) for ms in (10, 12, 10, 14)])
     assert found([both]).clause == (
-        "Rank 1 on n5 is persistently slow: 9.1 % above the median rank in the one run; Rank 3 is laden: "
+        "Rank 1 on n5 is persistently slow: 9.1 % above the median rank in the one run; rank 3 is laden: "
         "60.0 % more rows, and 27.3 % more compute, than the median rank in the one run"
     )
 
