@@ -1,4 +1,4 @@
-"""The cost of an uneven load of experts: cells that differ in their routing alone, against the even one."""
+"""The cost of an uneven load of experts: cells that differ only in how tokens choose experts."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Imbalance(OfCell):
 
     even: CellFigures
     ratio: Metric | None = None
-    """Its step time over that of the even cell: above 1 the imbalance costs time."""
+    """The step time over the step time of the even cell: above 1 the imbalance costs time."""
     absent: str | None = None
     """Why the ratio is missing, or cannot be judged."""
     change: Change | None = None
-    """What the runs show of its step; None: not judged."""
+    """Whether a step is longer or shorter than a step of the even cell; None: not judged."""
 
     @property
     def busiest(self) -> float | None:
@@ -38,13 +38,13 @@ class Imbalance(OfCell):
 
     @property
     def finding(self) -> str:
-        """`a step takes 1.20 times as long as that of W (1.18 to 1.22, range of 3): longer`."""
+        """`a step takes 1.20 times as long as with W (1.18 to 1.22, range of 3): longer`."""
         even = self.even.cell.workload
         if self.ratio is None:
             return f"not compared with {even}: {self.absent}"
         told = self.change or f"not judged, as {self.absent}"
         times = number(self.ratio.value)
-        return f"a step takes {times} times as long as that of {even} ({metric(self.ratio).note}): {told}"
+        return f"a step takes {times} times as long as with {even} ({metric(self.ratio).note}): {told}"
 
 
 def imbalances(study: StudyFigures) -> list[Imbalance]:
@@ -81,6 +81,6 @@ def missing_even(study: StudyFigures) -> list[str]:
 
 
 def _even_id(one: CellFigures) -> str | None:
-    """The id of the cell that differs in its even load alone; None for an even cell, or if it is unknown."""
+    """The id of the cell that differs only in its even load; None for an even cell, or if it is unknown."""
     even = one.newest.even_workload
     return None if even in (None, one.cell.workload) else structs.replace(one.cell, workload=even).id

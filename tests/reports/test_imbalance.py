@@ -1,4 +1,4 @@
-"""The cost of imbalance: cells that differ in their routing alone, against the one with an even load."""
+"""The cost of imbalance: cells that differ only in their routing, against the cell with an even load."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def analysed(planted) -> StudyFigures:
 
 @pytest.fixture
 def three(planted) -> StudyFigures:
-    """Three runs of each on 2: even 10 ms, skewed 12 ms, learned about 10 ms; skewed also on 4, alone."""
+    """Three runs of each on 2: even 10 ms, skewed 12 ms, learned about 10 ms; skewed also on 4."""
     for workload, runs in (
         (EVEN, [9.9, 10.0, 10.1]),
         (SKEWED, [11.9, 12.0, 12.1]),
@@ -61,7 +61,7 @@ def test_each_cell_is_compared_with_the_even_one_of_its_size(three) -> None:
     assert (skewed.change, learned.change) == ("longer", "no difference shown")
     assert (skewed.busiest, learned.busiest) == (4.0, 1.5)
     assert skewed.finding == (
-        f"a step takes 1.20 times as long as that of {EVEN} (1.18 to 1.22, range of 3): longer"
+        f"a step takes 1.20 times as long as with {EVEN} (1.18 to 1.22, range of 3): longer"
     )
 
 
