@@ -47,10 +47,10 @@ class ModelLayout(msgspec.Struct, frozen=True, kw_only=True):
     heads: tuple[str, ...] = ()
     """Attributes of modules (`h.0.attn.heads`) that count heads, and are divided when these are split."""
     experts: tuple[str, ...] = ()
-    """Modules that hold all experts of a layer, each with an attribute `count`, the number of experts E, and
-    parameters that are the experts' matrices one after another along the first dimension. They are called
-    with rows (tokens, width) of expert 0, of expert 1 and so on and with the number of rows of each, (E,)
-    int64, and return as many rows."""
+    """Modules that hold all experts of a layer. Their parameters are the experts' matrices one after another
+    along the first dimension, `count` is the number of experts E, and `deal(first, count)` is called when a
+    rank keeps only `count` experts from `first` on. They are called with rows (tokens, width) of expert 0, of
+    expert 1 and so on and with the number of rows of each, (E,) int64, and return as many rows."""
 
     chained: bool = False
     """Whether stem and head call these modules one after another; if not, the model has a method for each."""

@@ -284,6 +284,17 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """Share of a step in which a pipeline's stages idle at best, by its schedule; None without stages."""
 
 
+class ExpertRows(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows that the experts of one module computed on one rank, in all measured steps."""
+
+    module: str
+    """Its name in the bare model."""
+    first: int
+    """The number of the rank's first expert among the experts of the module."""
+    rows: list[int]
+    """One value for each expert of the rank."""
+
+
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
     """How it was checked that the run really trained."""
 
@@ -362,6 +373,11 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     link_peak: LinkPeak | None = None
     telemetry: Telemetry | None = None
     work: Work | None = None
+    experts: list[ExpertRows] = []
+    """The rows of the modules that count them; empty where none does, and in older records."""
+    even_workload: str | None = None
+    """The workload that differs from the cell's only in that its experts get as many rows each; None where
+    none is known, and in older records."""
     memory: Memory | None = None
     proof: Proof | None = None
     first_hash: str | None = None

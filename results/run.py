@@ -115,6 +115,19 @@ class RankColumns(msgspec.Struct, frozen=True, kw_only=True):
     """Steps without exchange that each value is over."""
     host: list[str] | msgspec.UnsetType = msgspec.UNSET
     """The host of each rank; unset in results from before it was kept."""
+    rows: list[float] | None = None
+    """Rows that the experts of each rank computed in the mean step, in all layers; None where none were
+    counted."""
+
+
+class BusiestExpert(msgspec.Struct, frozen=True, kw_only=True):
+    """The expert whose rows exceed the mean of the experts of its layer most."""
+
+    module: str
+    """The layer's module of experts."""
+    expert: int
+    times_mean: float
+    """Its rows over the mean of the layer's experts; 1 where all have as many."""
 
 
 PHASES = ("data", "forward", "backward", "optimizer")
@@ -163,6 +176,10 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """The step time in parts."""
     communication: Communication | None = None
     ranks: RankColumns | None = None
+    busiest_expert: BusiestExpert | None = None
+    even_workload: str | None = None
+    """The workload that differs from the cell's only in that its experts get as many rows each; None where
+    none is known, and in older results."""
     telemetry: dict[str, float] = {}
     """Means over ranks and samples by name, and `NAME_max`, the largest; the names contain units."""
     energy_j: float | None = None

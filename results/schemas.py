@@ -69,6 +69,7 @@ def _losses_of_warmup(old: Json) -> Json:
 #   rank-record -, run-result -  unreleased  stages and bubble_replayed of recorded; layout; bubble_replayed;
 #                             dimensions of the communication
 #   rank-record -  unreleased  expert of the layout
+#   rank-record -, run-result -  unreleased  experts, even_workload; busiest_expert; rows of the ranks
 PLAN = Schema("plan", 4, Plan, upgrades={3: _one_order})
 CELL = Schema("cell", 3, Cell)
 LAUNCH = Schema("launch", 5, Launch, upgrades={4: _one_order})

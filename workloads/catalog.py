@@ -230,6 +230,16 @@ def shape_of(spec: Spec) -> Shape:
     return MEMBERS[spec.name].shape.of(spec)
 
 
+def even_workload(spec: Spec) -> str | None:
+    """Return the text of the workload that differs from `spec` only in that its experts get as many rows
+    each (its own text, if they do); None where the family has no such options."""
+    even = MEMBERS[spec.name].shape.even_options
+    if not even:
+        return None
+    given = {name: value for name, value in spec.options.items() if value is not None}
+    return WORKLOADS.parse(":".join([spec.name, *(f"{k}={v}" for k, v in {**given, **even}.items())])).text
+
+
 def facts(spec: Spec) -> WorkloadFacts:
     """Return the facts of a parsed workload without building it. Raises SpecError as `shape_of` does."""
     return _facts(spec.text)

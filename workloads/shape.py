@@ -19,7 +19,7 @@ from typing import Literal, Self
 from results.cell import MemoryFormat
 from results.errors import SpecError
 from results.parts import ModelParts, Unknown
-from results.spec import Option, Spec
+from results.spec import Option, Spec, Value
 from workloads.datasets.facts import fit_tokens
 
 METRICS = ("val_loss", "val_accuracy", "loss")
@@ -116,6 +116,11 @@ class Shape(ABC):
     def positional(self) -> Option | None:
         """The value that a user writes after the name and a colon, if any."""
         return None
+
+    @property
+    def even_options(self) -> Mapping[str, Value]:
+        """The options by which the experts of this model get as many rows each; empty: none do."""
+        return MappingProxyType({})
 
     def of(self, spec: Spec) -> Self:
         """Return this shape with the options of a parsed text."""

@@ -96,7 +96,7 @@ class Measurement:
         run.begin("measure")
         self._foreign = ForeignCpu(around.cores) if around.rank.local_rank == 0 else None
         traffic, used = around.exchange.traffic, replace(self._uses)
-        before = traffic.payload_bytes, traffic.operations
+        before, rows = (traffic.payload_bytes, traffic.operations), self._built.rows.read()
         uncounted = UncountedTraffic(around.exchange, self._built.trainer.model.period)
         if self._is_counted:
             self._watch.around_steps = uncounted.counting
@@ -106,6 +106,7 @@ class Measurement:
         if cell.compile:
             require_compiled()
         steps, uses = len(measured.columns.step_ns), self._uses.since(used)
+        run.found["experts"] = self._built.rows.since(rows)
         payload_bytes = (traffic.payload_bytes - before[0]) // steps
         operations = (traffic.operations - before[1]) / steps
         workload, trainer = self._built.workload, self._built.trainer

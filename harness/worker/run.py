@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from harness.worker.cell.memory import MemoryUse
+from harness.worker.cell.rows import ExpertCounts
 from harness.worker.cell.sampler import batch_print
 from harness.worker.cell.setup import Built, CellSetup, keep_first, seed_step
 from harness.worker.measure.clock import FirstStep
@@ -33,7 +34,7 @@ from strategies.catalog import COLLECTIVES, STRATEGIES
 from strategies.devices import device_of
 from strategies.training.layouts import found_layout
 from workloads.batch import Batch
-from workloads.catalog import WORKLOADS, facts
+from workloads.catalog import WORKLOADS, even_workload, facts
 
 
 def measure_cell(run: Run) -> None:
@@ -125,6 +126,7 @@ def _build(run: Run, setup: CellSetup, uses: Uses) -> Built:
         "setup_ns": time.perf_counter_ns() - began,
         "period": trainer.model.period,
         "layout": setup.groups,
+        "even_workload": even_workload(WORKLOADS.parse(cell.workload)),
         "training": Training(
             differences=strategy.differences,
             averages_all_gradients=strategy.promise.averages_all_gradients(strategy.promise.after),
@@ -139,6 +141,7 @@ def _build(run: Run, setup: CellSetup, uses: Uses) -> Built:
         blocks=layout.blocks,
         parameters=parameters,
         deterministic=torch.backends.cudnn.deterministic,
+        rows=ExpertCounts(trainer.model.bare, around.device),
     )
 
 

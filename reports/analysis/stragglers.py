@@ -1,7 +1,8 @@
 """Slow ranks: whether they are persistently slow, by how much, and what it costs.
 
 Ranks are compared by their compute, the step without any exchange, in which no rank waits for another. The
-resulting wait is split into the cost of a lasting imbalance and the cost of random skew.
+resulting wait is split into the cost of a lasting imbalance and the cost of random skew. A rank is laden, and
+not slow, if the rows of its experts explain its longer compute.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ class Stragglers:
     slowest_share: tuple[float, ...]
     """The share of the steps in which each rank was the slowest; 1 / ranks by chance."""
     persistent: tuple[int, ...]
-    """Ranks that are slow in every run, and by more than the spread of their steps explains."""
+    """Ranks that are slow in every run, by more than the spread of their steps and their rows explain."""
+    laden: tuple[int, ...] = ()
+    """Ranks that are slow in every run because their experts compute more rows than the median rank's."""
+    more_rows: tuple[float, ...] = ()
+    """The rows of each rank over the median of the ranks, less 1; the mean over runs; empty if unknown."""
     slow_nodes: tuple[int, ...]
     """Nodes of several ranks that are all persistently slow; never all nodes, as some ranks are not slower
     than the median."""
@@ -61,28 +66,40 @@ class Stragglers:
     @property
     def finding(self) -> str:
         """One or two sentences on the slow ranks, by how much and at what cost, or that no rank is slow."""
-        if not self.persistent:
+        if not self.marked:
             return f"No rank of {self.ranks:,} is persistently slow{self._random}."
-        share = sum(self.slowest_share[rank] for rank in self.persistent)
+        share = sum(self.slowest_share[rank] for rank in self.marked)
         return (
             f"{self.clause}, and the slowest of all in {percent(share)} of the steps "
-            f"({percent(len(self.persistent) / self.ranks)} by chance). "
+            f"({percent(len(self.marked) / self.ranks)} by chance). "
             f"The mean rank loses {duration(self.persistent_wait_ns)} a step to that."
         )
 
     @property
+    def marked(self) -> tuple[int, ...]:
+        """The ranks that are slow in every run, whatever the reason."""
+        return tuple(sorted((*self.persistent, *self.laden)))
+
+    @property
     def clause(self) -> str:
-        """The slow ranks, and by how much they are slow."""
-        who, several = self._slow
-        excess = sum(self.excess[rank] for rank in self.persistent) / len(self.persistent)
-        mean = "on the mean " if len(self.persistent) > 1 else ""
+        """The slow and the laden ranks, and by how much they are slow."""
+        parts = []
+        if self.persistent:
+            who, several = self._slow
+            verb = "are" if several else "is"
+            parts.append(f"{who} {verb} persistently slow: {_mean_text(self.excess, self.persistent)} above")
+        if self.laden:
+            who, verb = numbered("rank", self.laden), "are" if len(self.laden) > 1 else "is"
+            rows, excess = (_mean_text(each, self.laden) for each in (self.more_rows, self.excess))
+            parts.append(f"{who} {verb} laden: {rows} more rows, and {excess} more compute, than")
         where = f"each of {count(self.runs, 'run')}" if self.runs > 1 else "the one run"
-        verb = "are" if several else "is"
-        return f"{who} {verb} persistently slow: {mean}{percent(excess)} above the median rank in {where}"
+        return capital("; ".join(f"{part} the median rank in {where}" for part in parts))
 
     @property
     def slow_names(self) -> str:
-        """Name what is slow: `host node-05`, `rank 3 on node-00`, `4 ranks`."""
+        """Name what is slow: `host node-05`, `rank 3 on node-00`, `4 ranks`; without any, what is laden."""
+        if not self.persistent:
+            return numbered("rank", self.laden)
         if self.slow_nodes:
             return self.node_names
         on = (
@@ -120,7 +137,8 @@ class Stragglers:
         """Return a key of what is slow: equal at several sizes if the same hosts are slow as a whole."""
         whole = all(self.nodes[rank] in self.slow_nodes for rank in self.persistent)
         known = bool(self.hosts) and whole
-        return tuple(self._hosts_of(self.persistent)) if known else (self.ranks, self.persistent)
+        slow = tuple(self._hosts_of(self.persistent)) if known else (self.ranks, self.persistent)
+        return (*slow, self.ranks, self.laden) if self.laden else slow
 
     def _hosts_of(self, ranks: Iterable[int]) -> list[str]:
         return list(dict.fromkeys(self.hosts[rank] for rank in ranks))
@@ -141,15 +159,20 @@ def stragglers(figures: CellFigures) -> Stragglers | None:
     if not columns:
         return None
     waits = [run.budget.wait_ns.value for run in figures.runs if run.budget is not None]
-    persistent = persistently_slow(columns)
-    lasting, random = split_wait(columns, waits, slow=bool(persistent))
+    slow, excess = persistently_slow(columns), _mean_by_rank(map(_excess, columns))
+    lasting, random = split_wait(columns, waits, slow=bool(slow))
+    more_rows = _more_rows(columns)
+    explained = set(laden(more_rows, excess)).intersection(slow)
+    persistent = tuple(sorted({*slow} - explained))
     return Stragglers(
         runs=len(columns),
         nodes=tuple(columns[-1].node),
         hosts=() if isinstance(columns[-1].host, msgspec.UnsetType) else tuple(columns[-1].host),
-        excess=_mean_by_rank(map(_excess, columns)),
+        excess=excess,
         slowest_share=_mean_by_rank(np.asarray(ranks.slowest_share) for ranks in columns),
         persistent=persistent,
+        laden=tuple(sorted(explained)),
+        more_rows=more_rows,
         slow_nodes=_slow_nodes(columns[-1].node, persistent),
         persistent_wait_ns=lasting,
         random_wait_ns=random,
@@ -176,6 +199,23 @@ def persistently_slow(runs: Sequence[RankColumns]) -> tuple[int, ...]:
     kept = not any(isinstance(ranks.host, msgspec.UnsetType) for ranks in runs)
     places = np.array([ranks.host if kept else ranks.node for ranks in runs])
     return tuple(map(int, np.flatnonzero(slow & (places == places[0]).all(axis=0))))
+
+
+def laden(more_rows: Sequence[float], excess: Sequence[float]) -> tuple[int, ...]:
+    """The ranks whose rows explain by how much their compute exceeds the median rank's, to `SLOW_ABOVE`.
+
+    `more_rows` x(r) are the rows of each rank over the median less 1 (none: unknown), and `excess` y(r) is
+    the same of its compute. Where rows take the share s of the median rank's compute, y = s x. s is the least
+    absolute deviation, which is the median of y / x weighted by |x| and which a slow host among many does
+    not move; it lies between 0 and 1, as no step grows faster than its rows. Rank r is laden if x(r) and
+    y(r) exceed `SLOW_ABOVE`, and y(r) - s x(r) does not.
+    """
+    pairs, share = list(zip(more_rows, excess, strict=False)), 0.0
+    if shares := sorted((y / x, abs(x)) for x, y in pairs if x):
+        weights = np.cumsum([weight for _, weight in shares])
+        share = min(max(shares[int(np.searchsorted(weights, weights[-1] / 2))][0], 0.0), 1.0)
+    within = [min(x, y) > SLOW_ABOVE and y - share * x <= SLOW_ABOVE for x, y in pairs]
+    return tuple(rank for rank, explained in enumerate(within) if explained)
 
 
 def _slow(ranks: RankColumns) -> npt.NDArray[np.bool_]:
@@ -209,13 +249,30 @@ def split_wait(
 
 
 def _excess(ranks: RankColumns) -> Floats:
-    means = np.asarray(ranks.compute_ns, dtype=np.float64)
-    median = float(np.median(means))
-    return means / median - 1 if median > 0 else np.zeros_like(means)
+    return _over_median(ranks.compute_ns)
+
+
+def _over_median(values: Sequence[float]) -> Floats:
+    """Each value over the median, less 1; 0 where the median is."""
+    array = np.asarray(values, dtype=np.float64)
+    median = float(np.median(array))
+    return array / median - 1 if median > 0 else np.zeros_like(array)
+
+
+def _more_rows(runs: Sequence[RankColumns]) -> tuple[float, ...]:
+    """The rows of each rank over the median less 1, the mean over runs; none unless every run has them."""
+    known = [_over_median(ranks.rows) for ranks in runs if ranks.rows is not None]
+    return _mean_by_rank(known) if len(known) == len(runs) else ()
 
 
 def _mean_by_rank(rows: Iterable[Floats]) -> tuple[float, ...]:
     return tuple(map(float, np.mean(list(rows), axis=0)))
+
+
+def _mean_text(values: Sequence[float], ranks: Sequence[int]) -> str:
+    """`14.4 %`, or `on the mean 20.0 %` of several ranks."""
+    mean = sum(values[rank] for rank in ranks) / len(ranks)
+    return f"{'on the mean ' if len(ranks) > 1 else ''}{percent(mean)}"
 
 
 def numbered(noun: str, numbers: Sequence[int]) -> str:

@@ -22,6 +22,7 @@ from reports.analysis.cost import CellCost, cell_costs, energy_per_sample
 from reports.analysis.exchange import ExchangeRow, exchange_parts
 from reports.analysis.figures import CellFigures
 from reports.analysis.headline import efficiency_field, runs_text
+from reports.analysis.imbalance import Imbalance, imbalances
 from reports.analysis.losses import loss_steps, trained_samples
 from reports.analysis.memory import CellMemory, cell_memories
 from reports.analysis.outcomes import Failure, outcome_words
@@ -52,6 +53,7 @@ class CellRow:
     failure: Failure | None
     exchange: ExchangeRow | None
     cost: CellCost | None
+    imbalance: Imbalance | None
     weak: CurvePoint | None
     strong: CurvePoint | None
     memory: CellMemory | None
@@ -108,6 +110,7 @@ def cell_rows(study: StudyFigures) -> list[CellRow]:
     costs = {cost.cell.id: cost for cost in cell_costs(study)}
     memories = {one.cell.id: one for one in cell_memories(study)}
     predicted, peaks = study.predicted_bytes, link_peaks(study.cells.values())
+    uneven = {one.cell.id: one for one in imbalances(study)}
     weak, strong = _points_by_cell(study, "weak"), _points_by_cell(study, "strong")
     return [
         CellRow(
@@ -118,6 +121,7 @@ def cell_rows(study: StudyFigures) -> list[CellRow]:
             failure=failures.get(cell_id),
             exchange=exchanges.get(cell_id),
             cost=costs.get(cell_id),
+            imbalance=uneven.get(cell_id),
             weak=weak.get(cell_id),
             strong=strong.get(cell_id),
             memory=memories.get(cell_id),
@@ -424,6 +428,15 @@ CELLS = (
         for name, title in _BUCKETS.items()
     ),
     real("loss_fixed", "figures.newest.loss_fixed"),
+    real(
+        "busiest_expert",
+        lambda row: row.mean("busiest_expert.times_mean"),
+        "busiest expert",
+        PLAIN,
+        "method-experts",
+        hint="in means of its layer",
+    ),
+    *metric("imbalance_cost", "imbalance.ratio", "cost of imbalance", PLAIN, "method-imbalance", ends=False),
 )
 """The exported columns of a planned cell, with or without figures."""
 
@@ -539,7 +552,7 @@ PRESETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "time": (
             *("step_ns", "throughput", "efficiency_weak", "no_claim_weak", "efficiency_strong"),
             *("no_claim_strong", "part_input", "part_compute", "part_bubble", "part_other"),
-            *("bubble_ideal", "bubble_replayed", "step_ns_p99"),
+            *("bubble_ideal", "bubble_replayed", "step_ns_p99", "busiest_expert", "imbalance_cost"),
         ),
         "network": (
             *("part_transfer", "budget_method", "part_wait", "exposed_share", "overlap"),
@@ -612,10 +625,11 @@ RUNS = (
     joined("warnings", "run.warnings"),
     joined("absent", "run.absent"),
     *stored("run", RunResult, *_BUCKETS, "loss_fixed", "first_hash"),
+    real("busiest_expert", "run.busiest_expert.times_mean"),
 )
 """The columns of a run, counted or not."""
 
-_OF_RANKS = ("node", "compute_ns", "compute_sd_ns", "slowest_share", "wait_ns", "blocked_ns")
+_OF_RANKS = ("node", "compute_ns", "compute_sd_ns", "slowest_share", "wait_ns", "blocked_ns", "rows")
 RANKS = (
     *_CELL,
     *stored("run", RunResult, "run_id", "repeat"),

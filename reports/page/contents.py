@@ -15,6 +15,7 @@ from reports.page.sections.communication import communication_section
 from reports.page.sections.correctness import correctness_section
 from reports.page.sections.cost import cost_section
 from reports.page.sections.environment import environment_section
+from reports.page.sections.imbalance import imbalance_section
 from reports.page.sections.memory import memory_section
 from reports.page.sections.outcomes import outcomes_section, running_section
 from reports.page.sections.over import over_section
@@ -36,6 +37,7 @@ SECTIONS: Mapping[str, Maker] = MappingProxyType(
         "best": best_section,
         "curves": curves_section,
         "anatomy": anatomy_section,
+        "imbalance": imbalance_section,
         "communication": communication_section,
         "memory": memory_section,
         "cost": cost_section,

@@ -100,6 +100,22 @@ _SHARED = (
         "rank with the least. It is counted, so it is equal in each run; nodes differ in the time they take.",
     ),
     Definition(
+        "method-experts",
+        "Busiest expert",
+        "Rows of the expert that has most in its layer over the mean of the layer's experts, in the layer "
+        "where this is largest: counted on all ranks in the measured steps; the mean over runs.",
+    ),
+    Definition(
+        "method-imbalance",
+        "Cost of imbalance",
+        Markup(
+            "<code>Step time / step time with an even load</code>, of two cells that differ only in how "
+            "tokens choose experts; the interval is of the ratio of runs, as of an efficiency. A step is "
+            "longer or shorter where Welch's t and the smallest effect show it, for all such pairs together. "
+            "An even load is an upper bound of the speed of a trained router."
+        ),
+    ),
+    Definition(
         "method-cost",
         "Cost",
         Markup(

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from results.derivation.communication import blocked_by_step, bubble_by_step
+from results.derivation.load import rows_by_rank
 from results.derivation.matching import Floats, Matched, recorded_of
 from results.errors import SchemaError
 from results.record import Quads, RankRecord
@@ -241,6 +242,7 @@ def rank_columns(ranks: Sequence[RankRecord], matched: Matched | None) -> RankCo
         blocked_ns=None if blocked is None else _whole(blocked.mean(axis=1)),
         steps=steps.shape[1],
         host=[rank.environment.host for rank in ranks],
+        rows=rows_by_rank(ranks),
     )
 
 

@@ -19,6 +19,7 @@ from results.derivation.accounts import copies_of, rank_columns, step_budget, wh
 from results.derivation.communication import step_communication
 from results.derivation.contradictions import contradiction
 from results.derivation.counters import counters, device_energy, telemetry_means, why_energy_unknown
+from results.derivation.load import busiest_expert
 from results.derivation.matching import match
 from results.environment import unlike_devices, unlike_nodes
 from results.errors import SchemaError
@@ -201,6 +202,8 @@ def _measured(facts: RunResult, cell: Cell, ranks: list[RankRecord], *, startup_
         step_ns_p99=p99,
         slow_steps=slow_steps(per_step),
         phase_ns=phases,
+        busiest_expert=busiest_expert(ranks),
+        even_workload=first.even_workload,
         exposed_ns=exposed_time(quads),
         copies_ns=copies_of(quads),
         first_steps=first.first_steps,

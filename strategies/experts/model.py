@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +59,8 @@ class ExpertSplit:
             self._slicings.add(f"{name}.{key}", slicing)
             owner, _, attribute = key.rpartition(".")
             setattr(experts.get_submodule(owner), attribute, slicing.parameter(parameter))
-        experts.count = self.layers[name]  # type: ignore[assignment]
+        own = self.layers[name]
+        cast(Any, experts).deal(self._link.rank * own, own)
 
     def _forward(
         self, own: int, forward: Callable[[Tensor, Tensor], Tensor], rows: Tensor, counts: Tensor
@@ -85,8 +87,11 @@ def _moved(rows: Tensor, link: Link, *, sent: list[int], came: list[int]) -> Ten
 def _own_experts(name: str, experts: nn.Module, ranks: int) -> int:
     """Return the number of a rank's experts of a layer. Raises UsageError if they do not divide."""
     count = getattr(experts, "count", None)
-    if not isinstance(count, int) or count < 1:
-        raise UsageError(f"{name} has no attribute count, the number of its experts: add it, or {_OTHERWISE}")
+    if not isinstance(count, int) or count < 1 or not callable(getattr(experts, "deal", None)):
+        raise UsageError(
+            f"{name} lacks the number of its experts in count, or a method deal(first, count) that is told "
+            f"which of them a rank keeps: add both, or {_OTHERWISE}"
+        )
     if count % ranks:
         raise UsageError(f"{count} experts of {name} do not divide by ep={ranks}: {_OTHERWISE}")
     for key, parameter in experts.named_parameters(name):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from results.errors import SpecError, UsageError
-from workloads.catalog import WORKLOADS, shape_of
+from workloads.catalog import WORKLOADS, even_workload, shape_of
 from workloads.moe import MoEShape
 from workloads.moe.model import SparseMLP, forced_experts, grouped_products, looped_products
 
@@ -143,3 +143,16 @@ def test_the_active_parameters_are_those_of_the_model_cards(text, active) -> Non
     assert isinstance(shape, MoEShape)
     idle = shape.layers * (shape.experts - shape.chosen) * 3 * shape.width * shape.hidden
     assert shape.parts().values - idle == active
+
+
+@pytest.mark.parametrize(
+    ("text", "even"),
+    [
+        ("moe-nano", "moe-nano:routing=balanced"),
+        ("moe-nano:routing=balanced", "moe-nano:routing=balanced"),
+        ("moe-nano:routing=skewed:seq=32:skew=4", "moe-nano:routing=balanced:seq=32"),
+        ("llama-nano", None),
+    ],
+)
+def test_the_workload_of_an_even_load_differs_in_the_routing_alone(text, even) -> None:
+    assert even_workload(WORKLOADS.parse(text)) == even

@@ -10,7 +10,7 @@ from typing import Literal, Self, get_args
 
 from results.errors import SpecError
 from results.parts import VALUE_BYTES, Part, Saved, Weight
-from results.spec import Option, Spec
+from results.spec import Option, Spec, Value
 from workloads.activations import INDEX_BYTES
 from workloads.llama import LlamaShape
 from workloads.shape import WorkloadFacts
@@ -48,6 +48,10 @@ class MoEShape(LlamaShape):
             help="with routing=skewed: the tokens of the busiest expert, in means of all experts",
         )
         return MappingProxyType({**super().options, "routing": routing, "skew": skew})
+
+    @property
+    def even_options(self) -> Mapping[str, Value]:
+        return MappingProxyType({"routing": "balanced", "skew": self.skew})
 
     def of(self, spec: Spec) -> Self:
         """Return the shape with these options. Raises SpecError as a text's shape does, and for a skew that

@@ -20,6 +20,7 @@ from results.errors import UsageError
 from workloads.gpt.model import language_model
 from workloads.llama.model import Llama, LlamaBlock, layout_of
 from workloads.moe import MoEShape
+from workloads.rows import RowCount
 from workloads.workload import Workload
 
 
@@ -54,6 +55,7 @@ class Experts(nn.Module):
     def __init__(self, shape: MoEShape) -> None:
         super().__init__()
         self.count = shape.experts
+        self.rows = RowCount(shape.experts)
         self.gate_up_proj = nn.Parameter(torch.empty(shape.experts * 2 * shape.hidden, shape.width))
         self.down_proj = nn.Parameter(torch.empty(shape.experts * shape.width, shape.hidden))
         # As the MLPs of the other models: less for what adds to the residual stream.
@@ -62,6 +64,7 @@ class Experts(nn.Module):
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Map rows (tokens, width) of expert 0, of expert 1 and so on; counts (E,) of each expert's rows."""
+        self.rows.add(counts)
         # Without values there are no numbers of rows; any division of them costs as many FLOPs.
         without = counts.is_meta or isinstance(counts, FakeTensor)
         if rows.is_cuda and _autocasts_to_bf16() and not without:
@@ -72,6 +75,10 @@ class Experts(nn.Module):
             )
         gate, up = products(rows, self._each(self.gate_up_proj)).chunk(2, dim=-1)
         return products(F.silu(gate) * up, self._each(self.down_proj))
+
+    def deal(self, first: int, count: int) -> None:
+        """Compute only `count` experts from `first` on; the parameters have the matrices of these."""
+        self.count, self.rows = count, RowCount(count, first=first)
 
     def _each(self, weight: Tensor) -> Tensor:
         return weight.view(self.count, -1, weight.shape[1])

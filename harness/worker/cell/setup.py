@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from harness.worker.cell.memory import MemoryLimit
+from harness.worker.cell.rows import ExpertCounts
 from harness.worker.cell.sampler import Draws, Sampler
 from harness.worker.rank.context import RankContext
 from harness.worker.rank.rank import Rank
@@ -165,6 +166,7 @@ class Built:
     """Parameters of the complete model."""
     deterministic: bool
     """Whether the user's code has asked cuDNN for deterministic algorithms."""
+    rows: ExpertCounts
 
 
 def keep_first(batches: Iterator[Batch], kept: list[Batch]) -> Iterator[Batch]:

@@ -297,9 +297,9 @@ def _scaling(study: StudyFigures, size: SizeToBuy, found: Reach | None) -> Itera
 
 
 def slow_cells(cells: Iterable[CellFigures]) -> list[tuple[CellFigures, Stragglers]]:
-    """The measured cells with persistently slow ranks, the largest first."""
+    """The measured cells with ranks that are slow in every run, the largest first."""
     measured = [one for one in cells if one.no_claim is None]
-    found = [(one, ranks) for one in measured if (ranks := stragglers(one)) and ranks.persistent]
+    found = [(one, ranks) for one in measured if (ranks := stragglers(one)) and ranks.marked]
     return sorted(found, key=lambda pair: -pair[0].cell.gpus)
 
 
@@ -308,7 +308,8 @@ def _machine(study: StudyFigures, workload: str, found: Sequence[Reach]) -> Iter
     cells = [one for one in study.cells.values() if one.cell.workload == workload]
     for cell, ranks in (slow := slow_cells(cells))[:1]:
         others = f" {count(len(slow) - 1, 'other cell')} too." if len(slow) > 1 else ""
-        yield Record(what="slow ranks", figure=f"{_cell(cell)}: {ranks.finding}{others}", rank=3)
+        what = "slow ranks" if ranks.persistent else "laden ranks"
+        yield Record(what=what, figure=f"{_cell(cell)}: {ranks.finding}{others}", rank=3)
     yield from _input(cells)
     peaks = link_peaks(study.cells.values())
     if links := slow_links(cells, peaks):

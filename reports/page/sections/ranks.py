@@ -17,6 +17,7 @@ from reports import fields
 from reports.analysis.figures import CellFigures
 from reports.analysis.stragglers import FALSE_ALARM, SLOW_ABOVE, Stragglers, stragglers
 from reports.analysis.study import StudyFigures
+from reports.fields import NONE, Field
 from reports.page.looks import cell_label
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Section, absent, safe
 from reports.table import Column, TextTable, figures, table, words
@@ -34,7 +35,7 @@ def ranks_section(study: StudyFigures) -> Section | None:
     cells = [(one, found) for one in study.cells.values() if (found := stragglers(one)) is not None]
     if not cells:
         return None
-    if not any(found.persistent for _, found in cells):
+    if not any(found.marked for _, found in cells):
         return absent("ranks", "Slow ranks", f"none in any of {count(len(cells), 'cell')}", _DEFINITIONS)
     return Section(
         anchor="ranks", title="Slow ranks", blocks=tuple(_blocks(study, cells)), definitions=_DEFINITIONS
@@ -42,7 +43,7 @@ def ranks_section(study: StudyFigures) -> Section | None:
 
 
 def _blocks(study: StudyFigures, cells: Sequence[Found]) -> Iterator[Block]:
-    slow = sorted((pair for pair in cells if pair[1].persistent), key=lambda pair: -pair[1].ranks)
+    slow = sorted((pair for pair in cells if pair[1].marked), key=lambda pair: -pair[1].ranks)
     # For each set of slow hosts (or ranks of a size): the finding of one cell, and the others like it.
     groups = grouped((pair[1].slow_places, pair) for pair in slow)
     sentences = []
@@ -64,7 +65,9 @@ _DEFINITIONS = (
         "node, and by more than the spread of its steps explains: a one-sided t-test with Bonferroni's "
         f"correction over the ranks. With equal ranks, one run of {1 / FALSE_ALARM:,.0f} has a slow one by "
         "chance. The mean rank loses the largest mean compute of a rank less the mean over the ranks, and 0 "
-        "where no rank is persistently slow; the rest of the exposed wait is random skew.",
+        "where no rank is persistently slow; the rest of the exposed wait is random skew. A rank is laden, "
+        "and its host is not slow, if its experts compute so many more rows than the median rank's that, at "
+        f"the share of the compute that rows have on the ranks, no more than {SLOW_ABOVE:.0%} is left.",
     ),
 )
 
@@ -117,9 +120,9 @@ def _description(rows: Sequence[MapRow]) -> str:
     """The map in words, for who does not see it."""
     every = [one for _, found in rows for one in found.excess]
     slow = "; ".join(
-        f"{label}: {', '.join(f'rank {rank}' for rank in found.persistent)}"
+        f"{label}: {', '.join(f'rank {rank}' for rank in found.marked)}"
         for label, found in rows
-        if found.persistent
+        if found.marked
     )
     return (
         f"Ranks lie between {percent(min(every))} and {percent(max(every))} of it. Persistently slow: "
@@ -128,16 +131,23 @@ def _description(rows: Sequence[MapRow]) -> str:
 
 
 def _slow_table(rows: Sequence[MapRow]) -> TextTable:
-    """One row for each persistently slow rank."""
+    """One row for each rank that is slow in every run."""
     slow = "method-slow-rank"
-    ranked = [(label, found, rank) for label, found in rows for rank in found.persistent]
+    ranked = [(label, found, rank) for label, found in rows for rank in found.marked]
     columns: list[Column[tuple[str, Stragglers, int]]] = [
         words("cell", lambda row: row[0]),
         figures("slow rank", lambda row: fields.whole(row[2]), anchor=slow),
         words("host", lambda row: row[1].hosts[row[2]] if row[1].hosts else NOTHING),
         figures("above the median", lambda row: fields.percent(row[1].excess[row[2]]), anchor=slow),
+        figures("more rows", _more_rows, anchor=slow),
     ]
     return table(ranked, columns)
+
+
+def _more_rows(row: tuple[str, Stragglers, int]) -> Field:
+    """The share by which the rows of a laden rank exceed the median rank's; none for a slow rank."""
+    _, found, rank = row
+    return fields.percent(found.more_rows[rank]) if rank in found.laden else NONE
 
 
 def _of_one_size(rows: Sequence[MapRow]) -> Iterator[str]:
@@ -149,7 +159,7 @@ def _of_one_size(rows: Sequence[MapRow]) -> Iterator[str]:
     for place, (_, found) in enumerate(rows):
         # A triangle under each persistently slow rank.
         top = place * _ROW + _LABEL + _STRIP + 1
-        marks = [f"M{(rank + 0.5) * width:.1f} {top:.1f}l3 5h-6z" for rank in found.persistent]
+        marks = [f"M{(rank + 0.5) * width:.1f} {top:.1f}l3 5h-6z" for rank in found.marked]
         if marks:
             yield f'<path d="{"".join(marks)}"/>\n'
     below = len(rows) * _ROW + 4

@@ -281,7 +281,8 @@ def _slow_tile(study: StudyFigures) -> Iterator[Tile]:
     """Name what is slow, by the name of its host, if anything is."""
     for _, ranks in slow_cells(study.cells.values())[:1]:
         told, anchor = (f"{ranks.clause}.",), "method-slow-rank"
-        yield Tile(title="Slow", figure=ranks.slow_names, lines=told, anchor=anchor, alarm=True)
+        title = "Slow" if ranks.persistent else "Laden"
+        yield Tile(title=title, figure=ranks.slow_names, lines=told, anchor=anchor, alarm=True)
 
 
 def _trust_tile(study: StudyFigures) -> Tile:

@@ -10,6 +10,7 @@ from scipy import stats
 from reports.analysis.stragglers import (
     FALSE_ALARM,
     SLOW_ABOVE,
+    laden,
     numbered,
     persistently_slow,
     split_wait,
@@ -118,6 +119,57 @@ def test_nodes_of_one_rank_and_a_single_node_are_ranks(found, new_ranks) -> None
         one = found([new_ranks([10.0, 10.0, 12.0], node=node)])
         assert (one.persistent, one.slow_nodes) == ((2,), ())
         assert one.finding.startswith("Rank 2 is persistently slow")
+
+
+@pytest.mark.parametrize(
+    ("rows", "compute", "persistent", "laden_ranks"),
+    [
+        # Twice the rows in 1.5 times the compute: rows have half of it, on all ranks.
+        ([80.0, 100.0, 120.0, 200.0], [9.0, 10.0, 11.0, 15.0], (), (2, 3)),
+        # As many rows on all ranks, within 1 %.
+        ([100.0, 101.0, 99.0, 100.0], [10.0, 10.0, 10.0, 15.0], (3,), ()),
+        # Rows have half of the compute, and rank 1 is slow beyond the 2.5 % that its own 5 % explain.
+        ([80.0, 105.0, 100.0, 100.0, 120.0], [9.0, 13.0, 10.0, 10.0, 11.0], (1,), (4,)),
+        # The fewer rows, the slower: rows explain nothing.
+        ([100.0, 100.0, 60.0], [10.0, 10.0, 13.0], (2,), ()),
+        # A step grows at most as its rows do: 8 % of 10.5 % leave less than 3 %, and 5 % more than that.
+        ([100.0, 100.0, 108.0], [10.0, 10.0, 11.05], (), (2,)),
+        ([100.0, 100.0, 105.0], [10.0, 10.0, 11.05], (2,), ()),
+    ],
+)
+def test_a_rank_whose_rows_explain_its_compute_is_laden_and_not_slow(
+    found, new_ranks, rows, compute, persistent, laden_ranks
+) -> None:
+    one = found([new_ranks(compute, 0.001, rows=rows)] * 2)
+    assert (one.persistent, one.laden) == (persistent, laden_ranks)
+    assert one.marked == tuple(sorted((*persistent, *laden_ranks)))
+    # In a run without rows nothing is known of them.
+    assert found([new_ranks(compute, 0.001, rows=rows), new_ranks(compute, 0.001)]).laden == ()
+
+
+def test_a_laden_rank_is_told_with_its_rows_and_without_its_host(found, new_ranks) -> None:
+    hosts = ["n5", "n5", "n6", "n6"]
+    run = new_ranks([10.0, 10.0, 10.0, 14.0], 0.001, rows=[90.0, 100.0, 100.0, 160.0], host=hosts)
+    one = found([run])
+    assert one.slow_names == "rank 3"
+    # 14 less the mean of all four, 11.
+    assert one.finding == (
+        "Rank 3 is laden: 60.0 % more rows, and 40.0 % more compute, than the median rank in the one run, "
+        "and the slowest of all in 25.0 % of the steps (25.0 % by chance). The mean rank loses 3.00 ms a "
+        "step to that."
+    )
+    both = msgspec.structs.replace(run, compute_ns=[round(ms * MS) for ms in (10, 12, 10, 14)])
+    assert found([both]).clause == (
+        "Rank 1 on n5 is persistently slow: 9.1 % above the median rank in the one run; rank 3 is laden: "
+        "60.0 % more rows, and 27.3 % more compute, than the median rank in the one run"
+    )
+
+
+def test_two_ranks_are_laden_by_as_much_as_their_rows_differ() -> None:
+    # Of two ranks the median is the mean: 20 % and 10 % on both sides of it.
+    assert laden([-0.2, 0.2], [-0.1, 0.1]) == (1,)
+    assert laden([-0.02, 0.02], [-0.1, 0.1]) == ()
+    assert laden([0.2, -0.2], [-0.1, 0.1]) == ()
 
 
 def test_random_skew_is_no_slow_rank_and_its_loss_is_named(found, new_ranks, new_budget) -> None:
