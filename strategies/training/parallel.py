@@ -219,6 +219,11 @@ class ParallelModel:
             if state:
                 yield name, state
 
+    def named_outer_state(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield for each trained parameter its name in the bare model and its momentum in the outer step of
+        the promise (`OuterStep`), not copied and equal on all ranks; nothing if it promises none."""
+        return iter(())
+
     def compute_gradients(self, batches: Iterator[Batch], task: GradientTask) -> Tensor:
         """Run forward and backward of the micro-batches of one step, and exchange the gradients at the end.
 

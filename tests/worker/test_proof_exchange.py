@@ -31,6 +31,7 @@ from strategies.training.replicas import take_from_first
 
 SCRATCH: Fields = WIDE | {"strategy": "scratch-ddp:bucket_mb=0.01"}
 LOCAL: Fields = NORMED | {"strategy": "local-sgd:4"}
+DILOCO = "local-sgd:2:outer=nesterov:outer_lr=0.5:outer_momentum=0.8:warmup=1"
 HIERARCHICAL: Fields = SCRATCH | {"collective": "hierarchical", "node_size": 2}
 PLAIN_SGD: Fields = {"optimizer": "sgd:lr=0.05:momentum=0.0"}
 
@@ -104,7 +105,10 @@ def test_an_uncompressed_exchange_of_two_is_exact_by_any_way(proofs, fields) -> 
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("strategy", ["local-sgd:1", "local-sgd:4", "local-sgd:2:warmup=5"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["local-sgd:1", "local-sgd:4", "local-sgd:2:warmup=5", "local-sgd:4:outer=nesterov", DILOCO],
+)
 def test_replicas_that_train_alone_are_recomputed_and_their_average_too(proofs, size, strategy) -> None:
     found = proofs(size, NORMED | {"strategy": strategy})[0]
     assert found["passed"], found["detail"]
