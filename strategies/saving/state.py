@@ -159,6 +159,8 @@ def state_of(trainer: Resumable, wanted: Collection[tuple[str, str]] | None = No
         shared={
             "counts": _counts(trainer),
             "buffers": {name: _copy(value) for name, value in model.bare.named_buffers()},
+            # Equal on all ranks, so that the first one's is enough.
+            "outer": {} if trainer.link and trainer.link.rank else _plain(dict(model.named_outer_state())),
             "groups": [
                 {key: _plain(value) for key, value in group.items() if key != "params"}
                 for group in trainer.optimizer.param_groups
@@ -268,6 +270,9 @@ def restore(trainer: Resumable, state: RankState, *, exact: bool) -> None:
     trainer.steps = shared["steps"]
     if not exact:
         model.start_from(trainer.steps)
+        for name, momentum in model.named_outer_state():
+            if name in shared.get("outer", {}):
+                momentum.copy_(shared["outer"][name])
     for name, each in trainer.attached.items():
         if name in shared["attached"]:
             each.load_state_dict(shared["attached"][name])
