@@ -148,6 +148,8 @@ class ParallelModel:
         """The exchange of gradients (or of differences), if it is ours and not the wrapper's."""
         self.period = 1
         """Steps of one cycle of the strategy (8 for `local-sgd:8`). `lay_out` takes it from the promise."""
+        self.shown_after = 1
+        """Steps that show all of what the promise says, from the promise too."""
         self.ramp_steps = 0
         """Number of first steps that differ from all later steps; at least `after` of the promise."""
         self.decided_over: Link | None = None

@@ -162,10 +162,10 @@ def test_a_proof_of_outer_steps_checks_the_second_one_too() -> None:
     """The first has no momentum. A ramp is gone through before them."""
     model = ParallelModel(nn.Linear(1, 1))
     model.period = 8
-    promise = STRATEGIES.facts("local-sgd:8:outer=nesterov").promise
-    assert first_steps(model, promise.shown_after) == [True] * 16
+    model.shown_after = STRATEGIES.facts("local-sgd:8:outer=nesterov").promise.shown_after
+    assert first_steps(model) == [True] * 16
     model.ramp_steps = 4
-    assert first_steps(model, promise.shown_after) == [True] * 3 + [False] + [True] * 16
+    assert first_steps(model) == [True] * 3 + [False] + [True] * 16
 
 
 def _the_residual_is_never_added_back(rank: int, size: int) -> Planted:

@@ -60,14 +60,14 @@ AFTER_RAMP = 2
 one adds the residual that the first one kept."""
 
 
-def first_steps(model: ParallelModel, shown_after: int = 1) -> list[bool]:
+def first_steps(model: ParallelModel) -> list[bool]:
     """Return, for each of the first steps of a run, whether a proof checks it.
 
-    They contain only complete periods of a strategy, and continue beyond the steps in which it works
-    differently at first. At least `shown_after` steps in a row are checked (`Promise.shown_after`).
+    They contain only complete periods of a strategy, as many as show all of it, and continue beyond the steps
+    in which it works differently at first.
     """
     period, ramp = model.period, model.ramp_steps
-    wanted = max(shown_after, max(STEPS, AFTER_RAMP) if not ramp else AFTER_RAMP)
+    wanted = max(model.shown_after, max(STEPS, AFTER_RAMP) if not ramp else AFTER_RAMP)
     local = -(-wanted // period) * period
     return [step < STEPS or step >= ramp for step in range(max(STEPS, ramp + local))]
 
@@ -93,9 +93,7 @@ def prove(
     A memory limit of the cell holds for the strategy in these steps, and not for the simulation and what it
     gathers.
     """
-    promise = STRATEGIES.facts(setup.cell.strategy).promise
-    plan = first_steps(trainer.model, promise.shown_after)
-    checked = sum(plan)
+    checked = sum(first_steps(trainer.model))
     with setup.memory.lifted(), _audited(setup, trainer, after_ramp=False) as witness:
         examination = Examination(
             setup=setup,
@@ -107,10 +105,11 @@ def prove(
             witness=witness,
             first=FirstStep() if first is None else first,
         )
+        promise = STRATEGIES.facts(setup.cell.strategy).promise
         # Every rank may simulate its own replica in the steps after a warm-up, so each of them needs memory.
         simulates = setup.rank.rank == 0 or not promise.averages_all_gradients(promise.after)
         obstacle = memory_shortage(control, trainer.parameter_bytes, copies=COPIES if simulates else 0)
-        for step_checked in plan:
+        for step_checked in first_steps(trainer.model):
             if step_checked:
                 obstacle = _check_or_sample(examination, obstacle)
             else:
