@@ -159,8 +159,7 @@ def state_of(trainer: Resumable, wanted: Collection[tuple[str, str]] | None = No
         shared={
             "counts": _counts(trainer),
             "buffers": {name: _copy(value) for name, value in model.bare.named_buffers()},
-            # Equal on all ranks, so that the first one's is enough.
-            "outer": {} if trainer.link and trainer.link.rank else _plain(dict(model.named_outer_state())),
+            "outer": _outer_momentum(trainer),
             "groups": [
                 {key: _plain(value) for key, value in group.items() if key != "params"}
                 for group in trainer.optimizer.param_groups
@@ -171,6 +170,13 @@ def state_of(trainer: Resumable, wanted: Collection[tuple[str, str]] | None = No
         },
         own={"strategy": _plain(strategy), "random": _random_state(trainer)},
     )
+
+
+def _outer_momentum(trainer: Resumable) -> Plain:
+    """Return the momentum of an outer step by parameter, on the first rank: it is equal on all of them."""
+    if trainer.link is not None and trainer.link.rank:
+        return {}
+    return {name: _copy(momentum) for name, momentum in trainer.model.named_outer_state()}
 
 
 def _counts(trainer: Resumable) -> dict[str, Plain]:

@@ -128,7 +128,7 @@ def test_the_overlap_of_messages_with_computation(strategy, fields, beside) -> N
 
 @pytest.mark.parametrize("strategy", ["local-sgd:8", "local-sgd:8:outer=nesterov"])
 def test_local_sgd_sends_its_parameters_once_a_period(strategy) -> None:
-    """An outer step takes no message of its own."""
+    """An outer step adds no message."""
     assert short(terms_of(strategy, 4)) == [("all-reduce", "replicate", 4, P / 8, 1 / 8, 1.5 * P / 8)]
 
 

@@ -304,7 +304,7 @@ def _outer_step_from_the_mean(rank: int, size: int) -> Planted:
 
 
 def _outer_momentum_is_not_nesterovs(rank: int, size: int) -> Planted:
-    """The step is along the momentum alone."""
+    """The step is the momentum, without the gradient."""
 
     def wrong(original: Any, self: Averages, bucket: Bucket) -> Tensor:
         last, momentum = self.last.of(bucket).clone(), self.momentum.of(bucket)
