@@ -116,6 +116,7 @@ def test_an_uncompressed_exchange_of_two_is_exact_by_any_way(proofs, fields) -> 
 def test_replicas_that_train_alone_are_recomputed_and_their_average_too(proofs, size, strategy) -> None:
     found = proofs(size, NORMED | {"strategy": strategy})[0]
     assert found["passed"], found["detail"]
+    assert ("outer steps within their rounding" in found["detail"]) is ("outer" in strategy)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ from results.cell import Cell
 from results.record import COPIES, LATE_STEPS, LONGEST_S, STEPS, Proof
 from strategies.catalog import STRATEGIES
 from strategies.gradient_exchange import GradientExchange
+from strategies.promise import Promise
 from strategies.trainer import Trainer
 from strategies.training.observer import SilentObserver
 from strategies.training.parallel import ParallelModel
@@ -374,8 +375,7 @@ def _rule(cell: Cell) -> str:
         return f"gradients agree within {tolerance_of(cell):g} of their L2 norm{each}"
     promise = STRATEGIES.facts(cell.strategy).promise
     if promise.of == "parameters":
-        means = "averaged parameters" if promise.all_equal else "parameters averaged with its partners'"
-        return f"each rank's own gradients are equal bit for bit, {means} within their rounding"
+        return f"each rank's own gradients are equal bit for bit, {_ends(promise)} within their rounding"
     few = summed_terms(cell, len(promise.partners(0, cell.replicas))) <= 2
     if few and exact_update(cell):
         return "gradients, buffers and updates are equal bit for bit"
@@ -384,6 +384,13 @@ def _rule(cell: Cell) -> str:
         "are equal bit for bit" if exact_update(cell) else "agree within the rounding of a norm over shards"
     )
     return f"gradients {sums}; updates {updates}"
+
+
+def _ends(promise: Promise) -> str:
+    """Return what a period of a promise of averaged parameters ends in."""
+    if promise.outer is not None:
+        return "outer steps"
+    return "averaged parameters" if promise.all_equal else "parameters averaged with its partners'"
 
 
 def own_code_cause(setup: CellSetup) -> str:
