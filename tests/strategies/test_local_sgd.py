@@ -242,6 +242,32 @@ def test_two_ranks_train_as_a_serial_loop_does_bit_for_bit(
         assert torch.equal(*(result[step].momentum["0.weight"] for result in results)) is (step < warmup)
 
 
+def outer_steps(group: ExchangeGroup) -> list[tuple[float, float]]:
+    """On a rank: a weight and its outer momentum after each of four steps, each of which moves it by 0.1
+    times (rank + 1) towards 0."""
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(module.weight)
+    settings = {"strategy": "local-sgd:2:outer=nesterov", "optimizer": "sgd:lr=0.1:momentum=0"}
+    trainer, found = a_trainer(module, F.l1_loss, group=group, **settings), []
+    for _ in range(4):
+        with torch.enable_grad():
+            trainer.step(iter([(torch.tensor([[group.rank() + 1.0]]), torch.zeros(1, 1))]))
+        [(_, momentum)] = trainer.model.named_outer_state()
+        found.append((trainer.model.bare.weight.item(), momentum.item()))
+    return found
+
+
+def test_two_outer_steps_by_hand(threads) -> None:
+    """From 1 to 0.8 and 0.6, an outer gradient of 0.3: m = 0.3, and 1 - 0.7 (0.3 + 0.9 m) = 0.601. Again 0.3:
+    m = 0.27 + 0.3, and 0.601 - 0.7 (0.3 + 0.9 m) = 0.0319."""
+    for rank, found in enumerate(threads(2, outer_steps)):
+        own = 0.1 * (rank + 1)
+        expected = [(1 - own, 0), (0.601, 0.3), (0.601 - own, 0.3), (0.0319, 0.57)]
+        assert [each for pair in found for each in pair] == pytest.approx(
+            [each for pair in expected for each in pair], abs=1e-6
+        )
+
+
 def assert_means(
     before: list[dict[str, Tensor]], after: Mapping[str, Tensor], last: Mapping[str, Tensor]
 ) -> None:
