@@ -88,5 +88,6 @@ def lay_out(
     require_one_order(module, Link(exchange.group), device)
     build: Callable[[nn.Module, Setting], ParallelModel] = load(facts.model)
     model, promise = build(module, setting), facts.promise
-    model.period, model.ramp_steps = promise.every, max(model.ramp_steps, promise.after)
+    model.period, model.shown_after = promise.every, promise.shown_after
+    model.ramp_steps = max(model.ramp_steps, promise.after)
     return model

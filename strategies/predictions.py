@@ -9,7 +9,7 @@ parameters are trained (frozen parameters have neither gradients, buckets nor st
 
 - single: P + k P, and the larger of A (backward begins) and P of gradients (backward ends);
 - ddp, scratch-ddp: P of buckets in addition; scratch-ddp and `bucket_view` have their gradients in them;
-- local-sgd: 2 P in addition: the parameters of the last average, and the buckets;
+- local-sgd: 2 P in addition: the parameters of the last average, and the buckets; 3 P with an outer step;
 - zero1: as ddp, with the optimizer's state of the parameters that the fullest rank was dealt;
 - fsdp, scratch-fsdp, hsdp: shards of 1/p, and the blocks that are gathered and averaged at the moment;
 - tp: split layers over p, the rest whole; while it is split, P and a part of the largest split weight;

@@ -24,6 +24,19 @@ def everyone(replica: int, replicas: int) -> Sequence[int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OuterStep:
+    """A step that replaces the mean of the replicas (DiLoCo: Douillard et al. 2023, arXiv:2311.08105).
+
+    The parameters of the last average take a step of torch's SGD with Nesterov momentum. Its gradient is the
+    mean over the replicas of (parameters of the last average - parameters now).
+    """
+
+    lr: float
+    momentum: float
+    """Above 0; the state starts at 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
     """A replica computes the gradients of its samples, and averages them, or its parameters after the
     update, with its partners. Raises SpecError for an invalid value of a field."""
@@ -40,10 +53,12 @@ class Promise:
     mean_buffers: bool = False
     """Whether an average of parameters also makes each floating-point buffer without infinities its mean.
     With `equal`, all buffers are equal after an average in any case."""
+    outer: OuterStep | None = None
+    """The step from the parameters of the last average, by which an average of parameters ends; None: it ends
+    in their mean. The model shows the state of that step (`ParallelModel.named_outer_state`)."""
     unproven: str | None = None
-    """Why the other fields cannot describe the average (an average that is delayed or weighted, outer
-    momentum). The runs are then reported as runs without a proof, with this reason; `every` and `equal` still
-    hold."""
+    """Why the other fields cannot describe the average (an average that is delayed or weighted). The runs are
+    then reported as runs without a proof, with this reason; `every` and `equal` still hold."""
 
     def __post_init__(self) -> None:
         averaged = get_args(Averaged)
@@ -54,8 +69,15 @@ class Promise:
         require_field(self, "after", whole_number(self.after, 0), "a whole number of at least 0")
         partners = "a function (replica, replicas) to a sequence of replicas"
         require_field(self, "partners", callable(self.partners), partners)
+        common = self.outer is None or (self.of == "parameters" and self.equal)
+        require_field(self, "outer", common, "None unless parameters are averaged, which are then equal")
         reason = self.unproven is None or (isinstance(self.unproven, str) and self.unproven != "")
         require_field(self, "unproven", reason, "None or the reason, as a string")
+
+    @property
+    def shown_after(self) -> int:
+        """Steps that show all of it: a period, or two with an outer step, as the first has no momentum."""
+        return self.every if self.outer is None else 2 * self.every
 
     @property
     def all_equal(self) -> bool:

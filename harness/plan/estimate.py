@@ -387,7 +387,7 @@ def run_parts(cell: Cell, step_s: float, *, parameters: int, proves: bool) -> di
         "warm-up": max(GPU_LONGEST_WARM_UP_S, block_s) + block_s if by_time else warm_up_s,
         "measure": min(max(blocks_s, policy.min_blocks * block_s), policy.max_blocks * block_s),
     }
-    begins = max(STEPS, period)
+    begins = max(STEPS, STRATEGIES.facts(cell.strategy).promise.shown_after)
     first_s = begins * step_s
     if proves:
         summed_s = VALUE_BYTES * parameters / SUMMED_BYTES_PER_S

@@ -35,6 +35,9 @@ class BucketMemory:
                 if part is not None:
                     piece.of(vector).copy_(part)
             held = self._vectors[bucket.index] = bucket.pieces, vector
+        if held[1].device != bucket.values.device:
+            # A checkpoint was read into host memory.
+            held = self._vectors[bucket.index] = bucket.pieces, held[1].to(bucket.values.device)
         return held[1]
 
     def vectors(self) -> Iterator[tuple[int, tuple[BucketRange, ...], Tensor]]:

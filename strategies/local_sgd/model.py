@@ -16,6 +16,12 @@ replicas stay close to each other. A value that no replica changed keeps its bit
 be x. On two ranks the sum has only one order, so that any loop that follows the formula gets the same bits;
 (x_0 + x_1) / 2, which is rounded fewer times, sometimes differs in the last place.
 
+Outer step. With `outer=nesterov` (DiLoCo: Douillard et al. 2023, arXiv:2311.08105) the mean g of the a - x_r
+is a gradient, and a takes a step of torch's SGD with Nesterov momentum instead of becoming the mean: with
+momentum m, 0 at first, its factor b and the rate l, m <- b m + g, and then a <- a - l (g + b m). All ranks
+have the same m and g, so that they end with the same bits, and send nothing more. The warm-up leaves m as it
+is.
+
 What is not averaged. Each rank keeps its own optimizer state (such as momentum), as in both papers.
 
 Buffers. BatchNorm's running statistics follow their own replica's data. Whenever replicas are averaged
@@ -38,6 +44,7 @@ from strategies.compression.memory import BucketMemory
 from strategies.exchange.buckets import Bucket, buckets_of
 from strategies.exchange.lane import Pending
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.promise import OuterStep
 from strategies.training.parallel import ParallelModel, Setting
 from strategies.training.replicas import take_from_first, take_values
 
@@ -45,7 +52,8 @@ from strategies.training.replicas import take_from_first, take_values
 class LocalSgdModel(ParallelModel):
     """Replicas that are averaged every `period` steps; the first `warmup` steps average gradients.
 
-    Two more copies of the parameters are in memory: the parameters of the last average, and the buckets.
+    Two more copies of the parameters are in memory: the parameters of the last average, and the buckets. An
+    outer step has a third, its momentum.
     """
 
     def __init__(self, module: nn.Module, setting: Setting) -> None:
@@ -63,7 +71,7 @@ class LocalSgdModel(ParallelModel):
         """Steps since the replicas were last equal."""
         take_values(self._link, setting.fill, (*module.parameters(), *module.buffers()))
         trained = {name: value.detach() for name, value in module.named_parameters() if value.requires_grad}
-        self._parameters = _Mean(trained, differences)
+        self._parameters = _Mean(trained, differences, promise.outer)
         statistics = {
             name: value
             for name, value in module.named_buffers()
@@ -100,13 +108,18 @@ class LocalSgdModel(ParallelModel):
             self._average_buffers()
             self._alone = 0
 
+    def named_outer_state(self) -> Iterator[tuple[str, Tensor]]:
+        return self._parameters.momenta()
+
     def strategy_state(self) -> State:
+        outer = self._parameters.momentum.state_dict()
         return {
             **super().strategy_state(),
             "steps": self._steps,
             "alone": self._alone,
             "parameters": self._parameters.last.state_dict(),
             "statistics": self._statistics.last.state_dict(),
+            **({"outer": outer} if outer["parts"] else {}),
         }
 
     def load_strategy_state(self, state: Mapping[str, object]) -> None:
@@ -114,6 +127,8 @@ class LocalSgdModel(ParallelModel):
         self._steps, self._alone = cast(int, state["steps"]), cast(int, state["alone"])
         self._parameters.last.load_state_dict(cast(State, state["parameters"]))
         self._statistics.last.load_state_dict(cast(State, state["statistics"]))
+        if "outer" in state:
+            self._parameters.momentum.load_state_dict(cast(State, state["outer"]))
 
     def start_from(self, steps: int) -> None:
         self._steps, self._alone = steps, 0
@@ -140,16 +155,23 @@ class LocalSgdModel(ParallelModel):
 
 
 class _Mean:
-    """Named tensors that each rank changes independently, and that are averaged over the ranks.
+    """Named tensors that each rank changes independently, and that are averaged over the ranks, or take an
+    outer step from the last average.
 
     Each call gets the tensors anew, as a module may have replaced a buffer.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], exchange: GradientExchange) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], exchange: GradientExchange, outer: OuterStep | None = None
+    ) -> None:
         """`tensors` are equal on all ranks."""
         self.names = frozenset(tensors)
-        self._exchange = exchange
+        self._exchange, self._outer = exchange, outer
         self._buckets = list(buckets_of(tensors))
+        self.momentum = BucketMemory()
+        """The momentum of the outer step, if there is one."""
+        for bucket in self._buckets if outer is not None else ():
+            self.momentum.of(bucket)
         self.last = BucketMemory()
         """The tensors as they were when they were last equal on all ranks."""
         self.start_from(tensors)
@@ -161,14 +183,29 @@ class _Mean:
             for piece in bucket.pieces:
                 piece.of(last).copy_(tensors[piece.name])
 
+    def momenta(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the momentum of each tensor by its name; nothing without an outer step."""
+        for _, pieces, momentum in self.momentum.vectors():
+            yield from ((piece.name, piece.of(momentum)) for piece in pieces)
+
     def average(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replace `tensors` by their mean over the ranks, in place; collective."""
+        """Replace `tensors` by their mean over the ranks, or by the end of the outer step, in place;
+        collective."""
         pending = [self._start(bucket, tensors) for bucket in self._buckets]
         for bucket, under_way in zip(self._buckets, pending, strict=True):
             under_way.wait()
-            last = self.last.of(bucket).add_(bucket.values)
+            last = self._moved(bucket)
             for piece in bucket.pieces:
                 tensors[piece.name].copy_(piece.of(last))
+
+    def _moved(self, bucket: Bucket) -> Tensor:
+        """Move the last average by the mean of the differences, which `bucket` has, and return it."""
+        last = self.last.of(bucket)
+        if self._outer is None:
+            return last.add_(bucket.values)
+        gradient, factor = bucket.values.neg_(), self._outer.momentum
+        momentum = self.momentum.of(bucket).mul_(factor).add_(gradient)
+        return last.add_(gradient.add_(momentum, alpha=factor), alpha=-self._outer.lr)
 
     def _start(self, bucket: Bucket, tensors: Mapping[str, Tensor]) -> Pending:
         last = self.last.of(bucket)

@@ -159,6 +159,7 @@ def state_of(trainer: Resumable, wanted: Collection[tuple[str, str]] | None = No
         shared={
             "counts": _counts(trainer),
             "buffers": {name: _copy(value) for name, value in model.bare.named_buffers()},
+            "outer": _outer_momentum(trainer),
             "groups": [
                 {key: _plain(value) for key, value in group.items() if key != "params"}
                 for group in trainer.optimizer.param_groups
@@ -169,6 +170,13 @@ def state_of(trainer: Resumable, wanted: Collection[tuple[str, str]] | None = No
         },
         own={"strategy": _plain(strategy), "random": _random_state(trainer)},
     )
+
+
+def _outer_momentum(trainer: Resumable) -> Plain:
+    """Return the momentum of an outer step by parameter, on the first rank: it is equal on all of them."""
+    if trainer.link is not None and trainer.link.rank:
+        return {}
+    return {name: _copy(momentum) for name, momentum in trainer.model.named_outer_state()}
 
 
 def _counts(trainer: Resumable) -> dict[str, Plain]:
@@ -268,6 +276,9 @@ def restore(trainer: Resumable, state: RankState, *, exact: bool) -> None:
     trainer.steps = shared["steps"]
     if not exact:
         model.start_from(trainer.steps)
+        for name, momentum in model.named_outer_state():
+            if name in shared.get("outer", {}):
+                momentum.copy_(shared["outer"][name])
     for name, each in trainer.attached.items():
         if name in shared["attached"]:
             each.load_state_dict(shared["attached"][name])

@@ -148,6 +148,8 @@ class ParallelModel:
         """The exchange of gradients (or of differences), if it is ours and not the wrapper's."""
         self.period = 1
         """Steps of one cycle of the strategy (8 for `local-sgd:8`). `lay_out` takes it from the promise."""
+        self.shown_after = 1
+        """Steps that show all of what the promise says, from the promise too."""
         self.ramp_steps = 0
         """Number of first steps that differ from all later steps; at least `after` of the promise."""
         self.decided_over: Link | None = None
@@ -218,6 +220,11 @@ class ParallelModel:
             state = optimizer.state.get(parameter)
             if state:
                 yield name, state
+
+    def named_outer_state(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield for each trained parameter its name in the bare model and its momentum in the outer step of
+        the promise (`OuterStep`), not copied and equal on all ranks; nothing if it promises none."""
+        return iter(())
 
     def compute_gradients(self, batches: Iterator[Batch], task: GradientTask) -> Tensor:
         """Run forward and backward of the micro-batches of one step, and exchange the gradients at the end.

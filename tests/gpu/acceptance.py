@@ -290,6 +290,7 @@ def _of_ranks(device: str) -> list[Line]:
     lossy = "fp16,bf16,topk:0.1,randomk:0.1,powersgd:2,int8,signsgd,dgc:0.1"
     asked: tuple[Row, ...] = (
         {"workload": size.whole, "strategy": "ddp,ddp:bucket_view=true,scratch-ddp,zero1,local-sgd:2"},
+        {"workload": size.whole, "strategy": "local-sgd:2:outer=nesterov"},
         {"workload": size.cut, "strategy": "fsdp,tp"},
         {"workload": size.cut, "strategy": rest},
         {"workload": size.whole, "strategy": "scratch-ddp", "compression": lossy, "optimizer": plain},

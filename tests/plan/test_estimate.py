@@ -193,6 +193,9 @@ def test_whole_periods_are_recorded_after_one_that_is_not_kept() -> None:
     # Quads are blocks of a period: 3 x 4 x 8 and 3 x 4 x 50 steps; recorded 2 periods of 8 or 1 of 50.
     assert (plain["exposed"], long["exposed"]) == pytest.approx((9.6, 60))
     assert (plain["recording"], long["recording"]) == pytest.approx((3 * 0.8, 2 * 5))
+    # The proof of an outer step takes a second period, which has momentum.
+    outer = run_parts(cell_of(gpus=2, strategy="local-sgd:8:outer=nesterov"), 0.1, parameters=0, proves=False)
+    assert (outer["first steps"], outer["late proof"]) == pytest.approx((1.6, plain["late proof"]))
     # First a whole period, and late up to two of them before the checked steps, the last 8 or 10 of a period.
     assert (plain["first steps"], long["first steps"]) == pytest.approx((0.8, 5))
     assert (plain["late proof"], long["late proof"]) == pytest.approx((1.6 + 8 * 0.2, 10 + 10 * 0.2))

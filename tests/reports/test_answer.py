@@ -11,7 +11,9 @@ from reports.page.section import Table
 from reports.page.sections.best import best_section
 from results.outcome import Evidence, Outcome
 from results.record import Training
+from strategies.catalog import STRATEGIES
 
+DILOCO = "local-sgd:4:outer=nesterov"
 ALONE = Training(differences=("averages with its neighbours",), averages_all_gradients=False)
 
 
@@ -78,6 +80,10 @@ def test_what_trains_otherwise_and_pays_is_the_second_choice_with_its_condition(
     ("axes", "clause"),
     [
         ({"strategy": "local-sgd:4"}, "It averages every 4 steps: "),
+        (
+            {"strategy": DILOCO, "training": Training(differences=STRATEGIES.facts(DILOCO).differences)},
+            "It averages every 4 steps and takes an outer step at each average (lr 0.7, momentum 0.9): ",
+        ),
         ({"strategy": "ddp", "compression": "topk:0.01"}, "It compresses its gradients: "),
         ({"strategy": "fsdp:params=bf16"}, "It gathers parameters in bf16: "),
         ({"strategy": "gossip", "training": ALONE}, "It averages with its neighbours: "),

@@ -103,6 +103,8 @@ T = 4 * (4 * 20 + 10)
         ("ddp", 4, P, 2 * T, T),
         ("scratch-ddp", 4, P, 2 * T, T),
         ("local-sgd:2", 4, P, 2 * T, 2 * T),
+        # The momentum of the outer step too.
+        ("local-sgd:2:outer=nesterov", 4, P, 2 * T, 3 * T),
         # 5 tensors dealt to 2: 20 + 20 + 10 and 20 + 20.
         ("zero1", 2, P, 2 * 4 * 50, T),
         # Over 2 the trained parameters of a rank are half of 90; what is gathered are all parameters.
@@ -156,6 +158,7 @@ REPLICATED = [
     ("single", 1, {"accumulation": 2}, 4 * P + BEGIN),
     # The last average and the buckets.
     ("local-sgd:2", 4, {}, 5 * P + BEGIN),
+    ("local-sgd:2:outer=nesterov", 4, {}, 6 * P + BEGIN),
     # Dealt to two: 500 + 300 + 4 x 20 + 10 = 890 and 300 + 300 + 300 = 900.
     ("zero1", 2, {}, 2 * P + 2 * 4 * 900 + BEGIN),
 ]
@@ -422,7 +425,10 @@ COMPARED = [
     *((strategy, 2) for strategy in ("ddp", "zero1", "fsdp", "scratch-fsdp", "tp", "pipeline:1f1b")),
     *(
         pytest.param(strategy, 2, marks=pytest.mark.long)
-        for strategy in ("fsdp:reshard=false", "scratch-fsdp:stage=1", "scratch-fsdp:stage=2")
+        for strategy in (
+            *("fsdp:reshard=false", "scratch-fsdp:stage=1", "scratch-fsdp:stage=2"),
+            *("local-sgd:1", "local-sgd:1:outer=nesterov"),
+        )
     ),
     *(
         pytest.param(f"pipeline:1f1b:pp=2:{sharded}", 4, marks=pytest.mark.long)

@@ -131,13 +131,20 @@ def train(group: ExchangeGroup, module: nn.Module, steps: int, settings: dict[st
 
 
 class Serial:
-    """Replicas one after another, each with its optimizer; averages by the formula, in rank order."""
+    """Replicas one after another, each with its optimizer; averages by the formula, in rank order, or outer
+    steps of torch's SGD, one parameter after another."""
 
-    def __init__(self, module: nn.Module, replicas: int, accumulation: int = 1) -> None:
+    def __init__(
+        self, module: nn.Module, replicas: int, accumulation: int = 1, outer: dict[str, Any] | None = None
+    ) -> None:
         self.twins = [copy.deepcopy(module) for _ in range(replicas)]
         self.optimizers = [torch.optim.SGD(t.parameters(), lr=0.1, momentum=0.9) for t in self.twins]
         self.accumulation = accumulation
         self.common = copied(module.state_dict().items())
+        self.outer = {
+            name: torch.optim.SGD([nn.Parameter(value.detach().clone())], nesterov=True, **outer)
+            for name, value in (module.named_parameters() if outer else ())
+        }
 
     def compute_gradients(self, step: int) -> None:
         for replica, (twin, optimizer) in enumerate(zip(self.twins, self.optimizers, strict=True)):
@@ -169,10 +176,18 @@ class Serial:
                 share = (values[0] - last) / len(values)
                 for value in values[1:]:
                     share = share + (value - last) / len(values)
-                new = last + share
+                new = self.step(name, last, -share) if name in self.outer else last + share
             self.common[name] = new
             for value in values:
                 value.copy_(new)
+
+    def step(self, name: str, last: Tensor, gradient: Tensor) -> Tensor:
+        """Take an outer step from `last` with a gradient of (last average - mean of the replicas)."""
+        [parameter] = self.outer[name].param_groups[0]["params"]
+        parameter.copy_(last)
+        parameter.grad = gradient
+        self.outer[name].step()
+        return parameter.detach().clone()
 
 
 def assert_is(state: Moment, twin: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -192,6 +207,9 @@ def assert_is(state: Moment, twin: nn.Module, optimizer: torch.optim.Optimizer) 
         # After two steps of exchanged gradients the first average is three steps away.
         ("local-sgd:3:warmup=2", 1, {5}),
         ("local-sgd:2:warmup=3", 2, {5, 7}),
+        # The second and third outer steps have momentum.
+        ("local-sgd:2:outer=nesterov", 1, {2, 4, 6}),
+        ("local-sgd:2:outer=nesterov:outer_lr=0.3:outer_momentum=0.5:warmup=1", 2, {3, 5, 7}),
     ],
 )
 def test_two_ranks_train_as_a_serial_loop_does_bit_for_bit(
@@ -201,8 +219,10 @@ def test_two_ranks_train_as_a_serial_loop_does_bit_for_bit(
     monkeypatch.setattr(buckets, "BUCKET_BYTES", bucket_bytes)
     module = build("normed")
     results = threads(2, train, module, 7, {"strategy": strategy, "accumulation": accumulation})
-    serial = Serial(module, 2, accumulation)
-    warmup = int(strategy.partition("warmup=")[2] or 0)
+    given = dict(part.split("=") for part in strategy.split(":") if "=" in part)
+    outer = {"lr": float(given.get("outer_lr", 0.7)), "momentum": float(given.get("outer_momentum", 0.9))}
+    serial = Serial(module, 2, accumulation, outer if "outer" in given else None)
+    warmup = int(given.get("warmup", 0))
     for step in range(7):
         serial.compute_gradients(step)
         if step < warmup:
@@ -220,6 +240,32 @@ def test_two_ranks_train_as_a_serial_loop_does_bit_for_bit(
         assert (results[0][step].fingerprint == results[1][step].fingerprint) is together
         # Exchanged gradients make equal momentum; averaged parameters do not.
         assert torch.equal(*(result[step].momentum["0.weight"] for result in results)) is (step < warmup)
+
+
+def outer_steps(group: ExchangeGroup) -> list[tuple[float, float]]:
+    """On a rank: a weight and its outer momentum after each of four steps, each of which moves it by 0.1
+    times (rank + 1) towards 0."""
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(module.weight)
+    settings = {"strategy": "local-sgd:2:outer=nesterov", "optimizer": "sgd:lr=0.1:momentum=0"}
+    trainer, found = a_trainer(module, F.l1_loss, group=group, **settings), []
+    for _ in range(4):
+        with torch.enable_grad():
+            trainer.step(iter([(torch.tensor([[group.rank() + 1.0]]), torch.zeros(1, 1))]))
+        [(_, momentum)] = trainer.model.named_outer_state()
+        found.append((trainer.model.bare.weight.item(), momentum.item()))
+    return found
+
+
+def test_two_outer_steps_by_hand(threads) -> None:
+    """From 1 to 0.8 and 0.6, an outer gradient of 0.3: m = 0.3, and 1 - 0.7 (0.3 + 0.9 m) = 0.601. Again 0.3:
+    m = 0.27 + 0.3, and 0.601 - 0.7 (0.3 + 0.9 m) = 0.0319."""
+    for rank, found in enumerate(threads(2, outer_steps)):
+        own = 0.1 * (rank + 1)
+        expected = [(1 - own, 0), (0.601, 0.3), (0.601 - own, 0.3), (0.0319, 0.57)]
+        assert [each for pair in found for each in pair] == pytest.approx(
+            [each for pair in expected for each in pair], abs=1e-6
+        )
 
 
 def assert_means(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -129,3 +130,13 @@ def test_no_part_is_lost_in_any_sequence_of_distributions(orders, cuts) -> None:
                 assert (piece.of(kept) == written[piece.name]).all(), (step, piece.name)
                 written[piece.name] += ord(piece.name)
                 piece.of(kept).add_(ord(piece.name))
+
+
+def test_a_state_from_host_memory_moves_to_the_device_of_its_bucket() -> None:
+    memory, resumed = BucketMemory(), BucketMemory()
+    first = bucket(0, "ab")
+    memory.of(first)
+    resumed.load_state_dict(memory.state_dict())
+    there = replace(first, values=first.values.to("meta"))
+    assert resumed.of(there).device == there.values.device
+    assert resumed.of(there) is resumed.of(there)

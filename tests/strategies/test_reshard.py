@@ -161,23 +161,28 @@ def momenta(trainer: Trainer) -> dict[str, Tensor]:
     return {f"momentum of {name}": state[value]["momentum_buffer"] for name, value in named if state[value]}
 
 
-def apart(rank: int, folder: Path) -> dict[str, Tensor]:
+def outer_momenta(trainer: Trainer) -> dict[str, Tensor]:
+    return {f"outer momentum of {name}": value for name, value in trainer.model.named_outer_state()}
+
+
+def apart(rank: int, folder: Path, strategy: str, steps: int) -> dict[str, Tensor]:
     """On a rank of local SGD in the middle of a period: its own parameters and momentum."""
     torch.manual_seed(0)
-    trainer = a_trainer(Late(), strategy="local-sgd:4", optimizer="sgd:lr=0.1")
+    trainer = a_trainer(Late(), strategy=strategy, optimizer="sgd:lr=0.1")
     generator = torch.Generator().manual_seed(rank)
-    trainer.step(iter([(torch.randn(6, 3, generator=generator), torch.randn(6, 3, generator=generator))]))
+    for _ in range(steps):
+        trainer.step(iter([(torch.randn(6, 3, generator=generator), torch.randn(6, 3, generator=generator))]))
     trainer.save(folder)
-    return {**trainer.model.bare.state_dict(), **momenta(trainer)}
+    return {**trainer.model.bare.state_dict(), **momenta(trainer), **outer_momenta(trainer)}
 
 
-def together(rank: int, folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def together(rank: int, folder: Path, strategy: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """On any number of ranks: what is loaded, and what the parameters are after a period more."""
-    trainer = a_trainer(Late(), strategy="local-sgd:4", optimizer="sgd:lr=0.1")
+    trainer = a_trainer(Late(), strategy=strategy, optimizer="sgd:lr=0.1")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer.resume(folder)
-    loaded = {**trainer.model.bare.state_dict(), **momenta(trainer)}
+    loaded = {**trainer.model.bare.state_dict(), **momenta(trainer), **outer_momenta(trainer)}
     loaded = {name: value.clone() for name, value in loaded.items()}
     for step in range(4):
         generator = torch.Generator().manual_seed(10 * step + rank)
@@ -185,15 +190,23 @@ def together(rank: int, folder: Path) -> tuple[dict[str, Tensor], dict[str, Tens
     return loaded, trainer.model.bare.state_dict()
 
 
-def test_replicas_that_differ_become_their_mean_on_another_number_of_ranks(ranks, tmp_path) -> None:
-    first, second = ranks(2, apart, tmp_path)
-    found = ranks(3, together, tmp_path)
+@pytest.mark.parametrize(("strategy", "steps"), [("local-sgd:4", 1), ("local-sgd:4:outer=nesterov", 5)])
+def test_replicas_that_differ_become_their_mean_on_another_number_of_ranks(
+    ranks, tmp_path, strategy, steps
+) -> None:
+    first, second = ranks(2, apart, tmp_path, strategy, steps)
+    found = ranks(3, together, tmp_path, strategy)
     for loaded, _ in found:
         for name in ("weight", "bias", "running_mean", "running_var", "momentum of weight"):
             torch.testing.assert_close(loaded[name], (first[name] + second[name]) / 2)
         # Of the one that has it.
         torch.testing.assert_close(loaded["momentum of late"], second["momentum of late"], rtol=0, atol=0)
-        assert loaded["num_batches_tracked"] == 1
+        assert loaded["num_batches_tracked"] == steps
+        outer = {name for name in loaded if name.startswith("outer")}
+        assert bool(outer) is (steps == 5)
+        for name in outer:
+            assert loaded[name].count_nonzero()
+            torch.testing.assert_close(loaded[name], first[name], rtol=0, atol=0)
     assert "momentum of late" not in first
     later = [after for _, after in found]
     torch.testing.assert_close(later[1:], later[:1] * 2, rtol=0, atol=0)

@@ -32,7 +32,9 @@ SPLIT = (
     "pipeline:zbv:microbatches=2",
 )
 SHARDED = ("scratch-fsdp:stage=1", "scratch-fsdp:stage=2", "scratch-fsdp")
-STRATEGIES = (DDP, SCRATCH, f"zero1:{SMALL}", "local-sgd:2", "local-sgd:4:warmup=1", *SPLIT, *SHARDED)
+DILOCO = "local-sgd:2:outer=nesterov"
+LOCAL = ("local-sgd:2", "local-sgd:4:warmup=1", DILOCO)
+STRATEGIES = (DDP, SCRATCH, f"zero1:{SMALL}", *LOCAL, *SPLIT, *SHARDED)
 COMPRESSIONS = (
     *("bf16", "fp16", "topk:0.1", "topk:0.1:select=sampled", "randomk:0.1", "randomk:0.1:feedback=false"),
     *("powersgd:1", "powersgd:1:warmup=4", "int8", "int8:feedback=true", "signsgd"),
@@ -98,7 +100,7 @@ def pairs() -> list[Case]:
 
 
 def test_a_resumed_run_goes_on_bit_for_bit(ranks, tmp_path) -> None:
-    cases: list[Case] = [(SCRATCH, {"compression": "topk:0.1"}), ("scratch-fsdp", {}), ("local-sgd:2", {})]
+    cases: list[Case] = [(SCRATCH, {"compression": "topk:0.1"}), ("scratch-fsdp", {}), (DILOCO, {})]
     assert ranks(2, resuming.broken, cases, tmp_path) == [[], []]
 
 

@@ -126,8 +126,10 @@ def test_the_overlap_of_messages_with_computation(strategy, fields, beside) -> N
     assert [term.overlap for term in terms_of(strategy, 4, **fields)] == beside
 
 
-def test_local_sgd_sends_its_parameters_once_a_period() -> None:
-    assert short(terms_of("local-sgd:8", 4)) == [("all-reduce", "replicate", 4, P / 8, 1 / 8, 1.5 * P / 8)]
+@pytest.mark.parametrize("strategy", ["local-sgd:8", "local-sgd:8:outer=nesterov"])
+def test_local_sgd_sends_its_parameters_once_a_period(strategy) -> None:
+    """An outer step adds no message."""
+    assert short(terms_of(strategy, 4)) == [("all-reduce", "replicate", 4, P / 8, 1 / 8, 1.5 * P / 8)]
 
 
 def test_local_sgd_averages_runs_of_whole_parameters() -> None:
@@ -339,6 +341,7 @@ BY_OPERATION = {"all_reduce": "sum", "reduce_scatter": "sum", "all-reduce": "sum
             for size in range(2, 9)
             for strategy in ("ddp", "local-sgd:1", *GATHERED)
         ),
+        *((size, "local-sgd:1:outer=nesterov", {}) for size in (2, 4)),
         *((256, strategy, {}) for strategy in ("ddp", "local-sgd:1", *GATHERED)),
         *((size, "hsdp", {"node_size": 2}) for size in WHOLE_NODES),
         (256, "hsdp", {"node_size": 8}),

@@ -59,6 +59,7 @@ TOPK: Fields = WIDE | {"strategy": "scratch-ddp:bucket_mb=0.01", "compression": 
         (2, MLP | {"dataset": "digits", "clip_norm": 0.1}),
         pytest.param(3, NORMED | {"strategy": "scratch-ddp", "accumulation": 2}, marks=pytest.mark.slow),
         (2, NORMED | {"strategy": "local-sgd:4"}),
+        (2, NORMED | {"strategy": "local-sgd:15:outer=nesterov"}),
         pytest.param(
             2, NORMED | {"strategy": "local-sgd:15", "compression": "topk:0.1"}, marks=pytest.mark.slow
         ),
@@ -185,6 +186,15 @@ def _average_left_out_after_step_8(rank: int, size: int) -> Planted:
     return wrapped(LocalSgdModel, "updated", wrong)
 
 
+def _outer_momentum_dropped_after_step_8(rank: int, size: int) -> Planted:
+    def wrong(original: Any, self: LocalSgdModel) -> None:
+        for _, momentum in self.named_outer_state() if self._steps >= 8 else ():
+            momentum.zero_()
+        original(self)
+
+    return wrapped(LocalSgdModel, "settle", wrong)
+
+
 def _nothing_is_wrong(rank: int, size: int) -> Planted:
     return ExitStack()
 
@@ -219,6 +229,11 @@ AFTER = "in a step after the timed blocks, from step"
             _average_left_out_after_step_8,
             NORMED | {"strategy": "local-sgd:4"},
             f"(average of .* differs|replicas differ after the update).*{AFTER}",
+        ),
+        (
+            _outer_momentum_dropped_after_step_8,
+            NORMED | {"strategy": "local-sgd:4:outer=nesterov"},
+            f"outer step of .* differs.*{AFTER}",
         ),
         (
             _nothing_is_wrong,

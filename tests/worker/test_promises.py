@@ -24,7 +24,7 @@ from results.errors import SpecError
 from strategies.catalog import STRATEGIES
 from strategies.compression.promise import Largest, Rounded, UnbiasedLevels
 from strategies.predictions import traffic
-from strategies.promise import Promise
+from strategies.promise import OuterStep, Promise
 from strategies.refusal import refusal
 from strategies.training.parallel import ParallelModel
 from workloads.catalog import WORKLOADS, facts
@@ -295,6 +295,10 @@ def test_what_no_promise_expresses_is_declared_to_have_no_proof(whole_runs) -> N
         (lambda: Promise(every=5), "Promise.every is 5 and must be 1 with of='gradients'"),
         (lambda: Promise(after=-1), "Promise.after is -1 and must be"),
         (lambda: Promise(partners=[0, 1]), "Promise.partners is .* and must be a function"),
+        (
+            lambda: Promise(outer=OuterStep(lr=0.7, momentum=0.9)),
+            "Promise.outer is .* and must be None unless",
+        ),
         (lambda: Promise(unproven=""), "Promise.unproven is '' and must be None or the reason"),
         (lambda: Largest(count=4), "Largest.count is 4 and must be a function"),
         (lambda: UnbiasedLevels(block=0, levels=127), "UnbiasedLevels.block is 0 and must be"),

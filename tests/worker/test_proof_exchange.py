@@ -12,6 +12,7 @@ from planting import NORMED, WIDE, Fields, Planted, after, wrapped
 from torch import Tensor, nn
 
 from harness.worker.proof.proof import first_steps
+from strategies.catalog import STRATEGIES
 from strategies.collectives.link import Link
 from strategies.collectives.wire import Wire
 from strategies.compression import casts, randomk, selection, topk
@@ -25,12 +26,15 @@ from strategies.compression.topk import TopK, sum_chosen
 from strategies.exchange.buckets import Bucket
 from strategies.gradient_exchange import GradientExchange
 from strategies.local_sgd.model import LocalSgdModel
+from strategies.local_sgd.model import _Mean as Averages
 from strategies.trainer import Trainer
 from strategies.training.parallel import ParallelModel
 from strategies.training.replicas import take_from_first
 
 SCRATCH: Fields = WIDE | {"strategy": "scratch-ddp:bucket_mb=0.01"}
 LOCAL: Fields = NORMED | {"strategy": "local-sgd:4"}
+OUTER: Fields = NORMED | {"strategy": "local-sgd:2:outer=nesterov"}
+DILOCO = "local-sgd:2:outer=nesterov:outer_lr=0.5:outer_momentum=0.8:warmup=1"
 HIERARCHICAL: Fields = SCRATCH | {"collective": "hierarchical", "node_size": 2}
 PLAIN_SGD: Fields = {"optimizer": "sgd:lr=0.05:momentum=0.0"}
 
@@ -75,6 +79,7 @@ def test_a_compressed_cell_keeps_its_books(proofs, size, strategy, compression) 
         (2, SCRATCH | {"precision": "bf16", "compression": "fp16"}),
         (3, SCRATCH | {"precision": "fp16", "compression": "bf16"}),
         (4, LOCAL | {"compression": "topk:0.1"}),
+        (3, OUTER | {"compression": "topk:0.1"}),
         (2, LOCAL | {"compression": "signsgd", "strategy": "local-sgd:2"}),
         # The ramp of the compressor is two averages: a hole between the steps that are checked.
         (3, WIDE | {"compression": "powersgd:2:warmup=2", "strategy": "local-sgd:3"}),
@@ -104,10 +109,14 @@ def test_an_uncompressed_exchange_of_two_is_exact_by_any_way(proofs, fields) -> 
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("strategy", ["local-sgd:1", "local-sgd:4", "local-sgd:2:warmup=5"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["local-sgd:1", "local-sgd:4", "local-sgd:2:warmup=5", "local-sgd:4:outer=nesterov", DILOCO],
+)
 def test_replicas_that_train_alone_are_recomputed_and_their_average_too(proofs, size, strategy) -> None:
     found = proofs(size, NORMED | {"strategy": strategy})[0]
     assert found["passed"], found["detail"]
+    assert ("outer steps within their rounding" in found["detail"]) is ("outer" in strategy)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +157,16 @@ def test_a_proof_checks_the_first_steps_and_those_after_the_ramp(period, ramp_st
     model = ParallelModel(nn.Linear(1, 1))
     model.period, model.ramp_steps = period, ramp_steps
     assert first_steps(model) == [mark == "x" for mark in checked]
+
+
+def test_a_proof_of_outer_steps_checks_the_second_one_too() -> None:
+    """The first has no momentum. A ramp is gone through before them."""
+    model = ParallelModel(nn.Linear(1, 1))
+    model.period = 8
+    model.shown_after = STRATEGIES.facts("local-sgd:8:outer=nesterov").promise.shown_after
+    assert first_steps(model) == [True] * 16
+    model.ramp_steps = 4
+    assert first_steps(model) == [True] * 3 + [False] + [True] * 16
 
 
 def _the_residual_is_never_added_back(rank: int, size: int) -> Planted:
@@ -244,6 +263,56 @@ def _momentum_lost_on_the_last_rank(rank: int, size: int) -> Planted:
 
 def _differences_divided_by_one_more(rank: int, size: int) -> Planted:
     return patch.object(GradientExchange, "size", property(lambda self: size + 1))
+
+
+def _outer_momentum_not_used(rank: int, size: int) -> Planted:
+    """Each outer step begins without momentum."""
+
+    def wrong(original: Any, self: Averages, bucket: Bucket) -> Tensor:
+        self.momentum.of(bucket).zero_()
+        return original(self, bucket)
+
+    return wrapped(Averages, "_moved", wrong)
+
+
+def _outer_momentum_not_kept_between_averages(rank: int, size: int) -> Planted:
+    """A period begins without what the last outer step left."""
+
+    def wrong(original: Any, self: LocalSgdModel) -> None:
+        for _, momentum in self.named_outer_state() if self._alone == 0 else ():
+            momentum.zero_()
+        original(self)
+
+    return wrapped(LocalSgdModel, "updated", wrong)
+
+
+def _outer_gradient_of_the_other_sign(rank: int, size: int) -> Planted:
+    def wrong(original: Any, self: Averages, bucket: Bucket) -> Tensor:
+        bucket.values.neg_()
+        return original(self, bucket)
+
+    return wrapped(Averages, "_moved", wrong)
+
+
+def _outer_step_from_the_mean(rank: int, size: int) -> Planted:
+    """The step begins at the present parameters, which are averaged, so that replicas agree."""
+
+    def wrong(original: Any, self: Averages, bucket: Bucket) -> Tensor:
+        self.last.of(bucket).add_(bucket.values)
+        return original(self, bucket)
+
+    return wrapped(Averages, "_moved", wrong)
+
+
+def _outer_momentum_is_not_nesterovs(rank: int, size: int) -> Planted:
+    """The step is the momentum, without the gradient."""
+
+    def wrong(original: Any, self: Averages, bucket: Bucket) -> Tensor:
+        last, momentum = self.last.of(bucket).clone(), self.momentum.of(bucket)
+        original(self, bucket)
+        return self.last.of(bucket).copy_(last.sub_(momentum, alpha=0.7))
+
+    return wrapped(Averages, "_moved", wrong)
 
 
 def _the_smallest_are_sent(rank: int, size: int) -> Planted:
@@ -423,6 +492,12 @@ TOPK: Fields = WIDE | {"strategy": "ddp:bucket_mb=0.01", "compression": "topk:0.
         (_buffers_not_averaged, [2], LOCAL, "average of .*running_mean differs"),
         (_buffers_of_rank_0, [2, 3], LOCAL, "average of .*running_mean differs"),
         (_differences_divided_by_one_more, [2, 3], LOCAL, "average of .* differs"),
+        (_differences_divided_by_one_more, [3], OUTER, "outer momentum of .* differs"),
+        (_outer_momentum_not_used, [2], OUTER, "outer step of .* differs"),
+        (_outer_momentum_not_kept_between_averages, [2], OUTER, "outer step changed between two averages"),
+        (_outer_gradient_of_the_other_sign, [2], OUTER, "outer step of .* differs"),
+        (_outer_step_from_the_mean, [3], OUTER, "outer step of .* differs"),
+        (_outer_momentum_is_not_nesterovs, [2], OUTER, "outer step of .* differs"),
         (
             _momentum_lost_on_the_last_rank,
             [3],

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness.worker.proof.comparison import (
     TOLERANCE,
@@ -30,7 +30,7 @@ from results.cell import Cell
 from results.errors import UsageError
 from results.groups import GroupLayout
 from strategies.catalog import COMPRESSIONS
-from strategies.promise import Promise, everyone
+from strategies.promise import OuterStep, Promise, everyone
 from strategies.training.parallel import ParallelModel
 
 
@@ -100,13 +100,58 @@ def compare_balance(cell: Cell, balance: Balance, reference: Reference) -> list[
     ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OuterTaken:
+    """An outer step as the strategy took it, in host memory. A tensor without momentum has a momentum of
+    0."""
+
+    promised: OuterStep
+    before: Tensors
+    """The momentum before the step."""
+    after: Tensors
+    parameters: Tensors
+    """The parameters after it."""
+
+    def compare(
+        self, name: str, base: Tensor, gradient: Tensor, size: Tensor, *, lossy: float, rounding: float
+    ) -> list[ProofFinding]:
+        """Compare the end of a parameter's step with torch's own from `base`, in double precision.
+
+        The gradient is known within `lossy` in L2 norm, and within `rounding` times `size`. The step
+        multiplies it by lr (1 + momentum).
+        """
+        none = torch.zeros_like(base)
+        before, after = (momenta.get(name, none).to(base.dtype) for momenta in (self.before, self.after))
+        parameter = nn.Parameter(base.clone())
+        parameter.grad = gradient
+        step = self.promised
+        sgd = torch.optim.SGD([parameter], lr=step.lr, momentum=step.momentum, nesterov=True)
+        sgd.state[parameter]["momentum_buffer"] = before.clone()
+        sgd.step()
+        factor, size = step.lr * (1 + step.momentum), size + before.abs()
+        ends = (self.parameters[name] - base, parameter.detach() - base)
+        bound = factor * lossy + rounding * distance([(base.abs() + factor * size, None)])
+        momentum, of_momentum = sgd.state[parameter]["momentum_buffer"], lossy
+        of_momentum += rounding * distance([(size, None)])
+        return [
+            _balanced(f"outer step of {name}", [ends], bound),
+            _balanced(f"outer momentum of {name}", [(after, momentum)], of_momentum),
+        ]
+
+
 def compare_average(
-    cell: Cell, balance: Balance, own: Tensors, common: Tensors | None, partners: Partners
+    cell: Cell,
+    balance: Balance,
+    own: Tensors,
+    common: Tensors | None,
+    partners: Partners,
+    outer: OuterTaken | None = None,
 ) -> list[ProofFinding]:
     """Compare an average of the partners' parameters with what each recomputed for itself; collective.
 
     If they had parameters in `common`, differences to these were exchanged, and so these are compared, up to
-    the rounding of parameters. All are in host memory.
+    the rounding of parameters. With an `outer` step the mean of the differences is its gradient, with the
+    other sign. All are in host memory.
     """
     findings = []
     for name in sorted(own):
@@ -115,8 +160,14 @@ def compare_average(
         shares = (mine - base) / partners.count
         mean, size = partners.sum(shares).cpu(), partners.sum(shares.abs()).cpu()
         lossy = law_tolerance(cell) if cell.compresses else 0.0
-        bound = lossy * distance([(size + balance.residuals[name], None)])
-        bound += 4 * (partners.count + 4) * UNIT_ROUNDOFF * distance([(size + base.abs(), None)])
+        lossy *= distance([(size + balance.residuals[name], None)])
+        rounding = 4 * (partners.count + 4) * UNIT_ROUNDOFF
+        if outer is not None:
+            into_residuals = balance.values[name] - outer.parameters[name]
+            gradient = into_residuals - mean
+            findings += outer.compare(name, base, gradient, size, lossy=lossy, rounding=rounding)
+            continue
+        bound = lossy + rounding * distance([(size + base.abs(), None)])
         applied = balance.values[name] - base
         findings.append(_balanced(f"gradient or average of {name}", [(applied, mean)], bound))
     return findings

@@ -20,6 +20,7 @@ from harness.worker.measure.clock import FirstStep
 from harness.worker.proof.averages import (
     Balance,
     Ledger,
+    OuterTaken,
     Partners,
     compare_average,
     compare_step,
@@ -129,9 +130,15 @@ class Examination:
         """Number of averages of parameters that were checked."""
         self._common: dict[str, Tensor] = {}
         """This rank's parameters after the last average, and its partners' where these are equal."""
+        self._outer_hash = self._hash_of_outer(initial=self.batches.drawn == 0)
+        """Hash of the momentum of the outer step, as the last average must have left it."""
         initial = Replay(parameters={}, history={}, tolerance=0.0)
         self._replayed = initial if self.batches.drawn == 0 else None
         """The last update, whose state the next one must begin with; None where it was not replayed."""
+
+    @property
+    def _ends_period(self) -> bool:
+        return self._alone % self._promise.every == 0
 
     @property
     def step(self) -> int:
@@ -144,6 +151,8 @@ class Examination:
         self._replayed = None
         with self.setup.memory.kept():
             self.trainer.step(self.batches)
+        if self._ends_period:
+            self._outer_hash = self._hash_of_outer()
 
     def sample(self) -> None:
         """Take the next step, and check projections of its gradients (`sampled`) and what it begins with."""
@@ -185,6 +194,7 @@ class Examination:
         """Note that the replicas are equal now, and that the next step is the first of a period."""
         self._alone = 0
         self._common = self._state()
+        self._outer_hash = self._hash_of_outer()
 
     def close(self) -> Examined:
         """Return what all ranks found, also in the state that the last update left; collective."""
@@ -387,7 +397,7 @@ class Examination:
 
         If parameters are `averaged`, it may be the last one of a period, which ends in their average.
         """
-        if averaged and self._alone % self._promise.every == 0:
+        if averaged and self._ends_period:
             assert found is not None
             return self._check_average(step, found)
         self._compare_history(step.history, found)
@@ -417,11 +427,16 @@ class Examination:
         self._compare_history(step.history, found)
         ledger = Ledger(model, partners)
         buffers = self._averaged_buffers()
+        what = "the momentum of the outer step changed between two averages"
+        changed = self._hash_of_outer() != self._outer_hash
+        self._findings.append(ProofFinding.within("state", what, float(changed), 0.0))
+        momentum = self._gathered(model.named_outer_state(), host_copy)
         self._update()
         updated = self._gathered(model.named_parameters())
         balance = ledger.balance(model.named_parameters(), scale=1.0)
         common = self._common if self._promise.equal else None
-        self._findings += compare_average(cell, balance, expected, common, partners)
+        outer = self._outer_taken(momentum, updated)
+        self._findings += compare_average(cell, balance, expected, common, partners, outer)
         moved, expected_to_move = (
             {name: value - self._common[name] for name, value in each.items()} for each in (updated, expected)
         )
@@ -430,6 +445,18 @@ class Examination:
         self._findings += compare_average(cell, after, buffers, common, partners)
         self._averages += 1
         self._stale |= not partners.agree(hash_number(model.named_buffers()))
+
+    def _outer_taken(self, before: dict[str, Tensor], updated: dict[str, Tensor]) -> OuterTaken | None:
+        promised, after = self._promise.outer, self._gathered(self.trainer.model.named_outer_state())
+        self._outer_hash = self._hash_of_outer()
+        if promised is None:
+            return None
+        return OuterTaken(promised=promised, before=before, after=after, parameters=updated)
+
+    def _hash_of_outer(self, *, initial: bool = False) -> float:
+        """Hash the momentum of the outer step as it is, or as it must be before the first average."""
+        momenta = self.trainer.model.named_outer_state()
+        return hash_number((name, value * 0 if initial else value) for name, value in momenta)
 
     def _averaged_buffers(self) -> dict[str, Tensor]:
         """Copy the buffers that the next average replaces by their mean; all ranks copy the same ones."""

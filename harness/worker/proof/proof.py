@@ -53,6 +53,7 @@ from results.cell import Cell
 from results.record import COPIES, LATE_STEPS, LONGEST_S, STEPS, Proof
 from strategies.catalog import STRATEGIES
 from strategies.gradient_exchange import GradientExchange
+from strategies.promise import Promise
 from strategies.trainer import Trainer
 from strategies.training.observer import SilentObserver
 from strategies.training.parallel import ParallelModel
@@ -69,11 +70,11 @@ one adds the residual that the first one kept."""
 def first_steps(model: ParallelModel) -> list[bool]:
     """Return, for each of the first steps of a run, whether a proof checks it.
 
-    They contain only complete periods of a strategy, and continue beyond the steps in which it works
-    differently at first.
+    They contain only complete periods of a strategy, as many as show all of it, and continue beyond the steps
+    in which it works differently at first.
     """
     period, ramp = model.period, model.ramp_steps
-    wanted = max(STEPS, AFTER_RAMP) if not ramp else AFTER_RAMP
+    wanted = max(model.shown_after, max(STEPS, AFTER_RAMP) if not ramp else AFTER_RAMP)
     local = -(-wanted // period) * period
     return [step < STEPS or step >= ramp for step in range(max(STEPS, ramp + local))]
 
@@ -380,8 +381,7 @@ def _rule(cell: Cell) -> str:
         return f"gradients agree within {tolerance_of(cell):g} of their L2 norm{each}"
     promise = STRATEGIES.facts(cell.strategy).promise
     if promise.of == "parameters":
-        means = "averaged parameters" if promise.all_equal else "parameters averaged with its partners'"
-        return f"each rank's own gradients are equal bit for bit, {means} within their rounding"
+        return f"each rank's own gradients are equal bit for bit, {_ends(promise)} within their rounding"
     few = summed_terms(cell, len(promise.partners(0, cell.replicas))) <= 2
     if few and exact_update(cell):
         return "gradients, buffers and updates are equal bit for bit"
@@ -390,6 +390,13 @@ def _rule(cell: Cell) -> str:
         "are equal bit for bit" if exact_update(cell) else "agree within the rounding of a norm over shards"
     )
     return f"gradients {sums}; updates {updates}"
+
+
+def _ends(promise: Promise) -> str:
+    """Return what a period of a promise of averaged parameters ends in."""
+    if promise.outer is not None:
+        return "outer steps"
+    return "averaged parameters" if promise.all_equal else "parameters averaged with its partners'"
 
 
 def own_code_cause(setup: CellSetup) -> str:
