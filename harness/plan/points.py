@@ -185,7 +185,7 @@ def unsplittable(cell: Cell) -> str | None:
     if not isinstance(least, Unknown) and cell.micro_batch // strategy.microbatches < least:
         return f"BatchNorm of {cell.workload} needs at least {least} samples in a microbatch"
     groups = strategy.groups(cell.gpus, cell.node_size)
-    if reason := _uneven_sequence(cell, known, strategy, groups):
+    if reason := _undivided(cell, known, strategy) or _uneven_sequence(cell, known, strategy, groups):
         return reason
     if groups.tensor > 1 and not isinstance(known.heads, Unknown):
         if not known.heads:
@@ -194,6 +194,13 @@ def unsplittable(cell: Cell) -> str | None:
         if uneven is not None:
             return f"{uneven} attention heads of {cell.workload} do not divide by {groups.tensor}"
     return None
+
+
+def _undivided(cell: Cell, known: WorkloadFacts, strategy: StrategyFacts) -> str | None:
+    """Why a workload needs complete sequences that the strategy divides; None if it does not."""
+    if known.undivided is None or not (strategy.attention or strategy.splits_tokens):
+        return None
+    return f"{cell.workload} does not fit {cell.strategy}, which divides sequences: {known.undivided}"
 
 
 def _uneven_sequence(

@@ -67,6 +67,33 @@ def test_a_layer_is_the_weighted_sum_of_each_tokens_experts(how) -> None:
     torch.testing.assert_close(ours, theirs, **near | {"atol": 1e-4})
 
 
+def test_the_auxiliary_loss_is_of_each_sequence() -> None:
+    torch.manual_seed(0)
+    shape = replace(SMALL, aux=0.5)
+    layer = SparseMLP(shape)
+    nn.init.normal_(layer.gate.weight)
+    layer.loss_factor = 0.25
+    x = torch.randn(3, 24, 12, requires_grad=True)
+
+    def balance() -> Tensor:
+        total = torch.zeros(())
+        for sequence in x:
+            scores = [torch.softmax(layer.gate.weight @ token, dim=0) for token in sequence]
+            times = [0] * 6
+            for score in scores:
+                for expert in score.topk(2).indices.tolist():
+                    times[expert] += 1
+            means = torch.stack(scores).mean(0)
+            total = total + 6 * sum(many / 48 * mean for many, mean in zip(times, means, strict=True))
+        return total / 3
+
+    every = (x, layer.gate.weight)
+    # Of the output there is no gradient.
+    ours = torch.autograd.grad((0 * layer(x)).sum(), every)
+    theirs = torch.autograd.grad(0.25 * 0.5 * balance(), every)
+    torch.testing.assert_close(ours, theirs)
+
+
 def test_grouped_products_are_those_of_the_loop() -> None:
     torch.manual_seed(0)
     rows, weight = (
@@ -120,9 +147,16 @@ def test_tokens_without_their_positions_are_refused() -> None:
             layer(torch.zeros(1, 12, 12), positions)
 
 
+def test_a_part_of_a_sequence_has_no_auxiliary_loss() -> None:
+    with pytest.raises(UsageError, match="complete sequences, and 12 of 24 tokens came"):
+        SparseMLP(replace(SMALL, aux=0.01))(torch.zeros(1, 12, 12), torch.arange(6, 18))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("moe-nano:aux=0.01:routing=balanced", "aux balances a router's choices: use routing=learned"),
+        ("moe-nano:aux=-1", "at least 0"),
         ("moe-nano:skew=3", "skew needs routing=skewed"),
         ("moe-nano:routing=skewed:skew=5", "at most 4 times the mean, not 5"),
         ("mixtral-8x7b:seq=40000", "at most its context"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +45,34 @@ def forced_experts(shape: MoEShape, positions: Tensor) -> Tensor:
     takes = (positions + 1) * busy // shape.experts > positions * busy // shape.experts
     chosen[:, 0] = torch.where(takes, 0, chosen[:, 0])
     return chosen
+
+
+def slopes(shape: MoEShape, counts: Tensor) -> Tensor:
+    """Return the gradient (n, E) of the auxiliary loss by each probability of a token of n sequences, whose
+    tokens have chosen the experts counts (n, E) times.
+
+    Of a sequence of T tokens, of which each chooses k of E experts, the loss is `aux` E sum_e f_e p_e with
+    the share f_e of the choices that are expert e, counts_e / (k T), and the mean p_e of its probability
+    before the choice: Fedus et al. 2021, arXiv:2101.03961, equations 4 to 6, where the group of tokens is a
+    batch; for each sequence by itself DeepSeek-AI 2024, arXiv:2412.19437, equations 17 to 20. It is `aux` for
+    equal shares. Sequences are averaged, and the losses of layers are added up. f has no gradient.
+    """
+    choices = shape.seq * shape.chosen
+    return counts * (shape.aux * shape.experts / (choices * shape.seq * len(counts)))
+
+
+class _WithLoss(torch.autograd.Function):
+    """Returns probabilities (n * T, E), and adds the slopes (n, E) of a loss to their gradient."""
+
+    @staticmethod
+    def forward(context: Any, scores: Tensor, slopes: Tensor) -> Tensor:
+        context.save_for_backward(slopes)
+        return scores.view_as(scores)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        [own] = context.saved_tensors
+        return (gradient.view(len(own), -1, own.shape[1]) + own[:, None]).view_as(gradient), None
 
 
 class Experts(nn.Module):
@@ -106,6 +135,8 @@ class SparseMLP(nn.Module):
     def __init__(self, shape: MoEShape) -> None:
         super().__init__()
         self.shape = shape
+        self.loss_factor: Tensor | float = 1.0
+        """The factor of the loss of a forward pass, set by a Trainer: see `strategies.training.loss`."""
         self.gate = nn.Linear(shape.width, shape.experts, bias=False)
         self.experts = Experts(shape)
 
@@ -113,33 +144,47 @@ class SparseMLP(nn.Module):
         tokens = x.flatten(0, 1)
         weights, chosen = self._route(tokens, len(x), positions)
         order = chosen.flatten().argsort(stable=True)
-        experts = torch.arange(self.shape.experts, device=x.device)
-        counts = (chosen.reshape(-1, 1) == experts).sum(0)
-        results = self.experts(tokens[order // self.shape.chosen], counts)
+        results = self.experts(tokens[order // self.shape.chosen], self._counts(chosen.view(1, -1))[0])
         # A token's results stand side by side, so that their sum has one order.
         own = results[order.argsort()].view(*chosen.shape, -1)
         y: Tensor = (own * weights[..., None].to(own.dtype)).sum(1).view(x.shape)
         return y
 
+    def _counts(self, chosen: Tensor) -> Tensor:
+        """Count how often each group (n, choices) has chosen each expert, (n, E)."""
+        experts = torch.arange(self.shape.experts, device=chosen.device)
+        return (chosen[..., None] == experts).sum(1)
+
     def _route(self, tokens: Tensor, samples: int, positions: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the weights and the experts of tokens (n * seq, width), (n * seq, k) each."""
         scores = self.gate(tokens).softmax(-1, dtype=torch.float32)
-        if self.shape.routing == "learned":
-            weights, chosen = scores.topk(self.shape.chosen)
-        else:
-            length = len(tokens) // samples
-            if length != (self.shape.seq if positions is None else len(positions)):
-                raise UsageError(
-                    f"routing={self.shape.routing} chooses experts by the position of a token, and {length} "
-                    f"tokens came without their positions: use routing=learned, or a strategy that gives them"
-                )
-            if positions is None:
-                positions = torch.arange(length, device=tokens.device)
-            chosen = forced_experts(self.shape, positions).repeat(samples, 1)
-            weights = scores.gather(1, chosen)
+        chosen = self._choose(scores.detach(), samples, positions)
+        if self.shape.aux:
+            own = slopes(self.shape, self._counts(chosen.view(samples, -1))) * self.loss_factor
+            scores = _WithLoss.apply(scores, own)  # type: ignore[no-untyped-call]
+        weights = scores.gather(1, chosen)
         if self.shape.renormalised:
             weights = weights / weights.sum(-1, keepdim=True)
         return weights, chosen
+
+    def _choose(self, scores: Tensor, samples: int, positions: Tensor | None) -> Tensor:
+        """Return the experts (n * seq, k) of tokens with scores (n * seq, E)."""
+        shape, length = self.shape, len(scores) // samples
+        if shape.undivided is not None and length != shape.seq:
+            raise UsageError(
+                f"{shape.undivided}, and {length} of {shape.seq} tokens came: use a strategy that does not "
+                f"divide sequences"
+            )
+        if shape.routing == "learned":
+            return scores.topk(shape.chosen).indices
+        if length != (shape.seq if positions is None else len(positions)):
+            raise UsageError(
+                f"routing={shape.routing} chooses experts by the position of a token, and {length} tokens "
+                f"came without their positions: use routing=learned, or a strategy that gives them"
+            )
+        if positions is None:
+            positions = torch.arange(length, device=scores.device)
+        return forced_experts(shape, positions).repeat(samples, 1)
 
 
 class MoEBlock(LlamaBlock):
