@@ -36,7 +36,11 @@ from results.plan import Plan
         ),
         (
             {"workload": "moe-nano:aux=0.01", "strategy": "fsdp:cp=2"},
-            "moe-nano:aux=0.01 does not fit fsdp:cp=2, which divides sequences: aux is a loss of complete",
+            "moe-nano:aux=0.01 does not fit fsdp:cp=2, which divides sequences: aux is defined over",
+        ),
+        (
+            {"workload": "moe-nano:aux=0.01:capacity=2", "strategy": "fsdp:cp=2"},
+            "aux and capacity are defined over complete sequences",
         ),
         ({"workload": "moe-nano:aux=0.01", "strategy": "tp:sequence=true"}, "which divides sequences: aux"),
         # 4 / 4 is one sample, and BatchNorm over one pixel of it has no variance.

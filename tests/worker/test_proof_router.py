@@ -1,4 +1,4 @@
-"""The proof of what trains the router of a mixture of experts beside the loss of its model."""
+"""The proof of what trains the router of a mixture of experts in addition to the loss of its model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from strategies.trainer import Trainer
 
 MIXTURE: Fields = {"micro_batch": 4, "optimizer": "adamw:lr=0.001"}
 AUXILIARY: Fields = MIXTURE | {"workload": "moe-nano:aux=0.1:seq=16"}
+FULL: Fields = MIXTURE | {"workload": "moe-nano:capacity=1:routing=skewed:seq=16:skew=3"}
 PIPELINE: Fields = {"strategy": "pipeline:1f1b:microbatches=2"}
 
 
@@ -24,6 +25,11 @@ def _an_auxiliary_loss_is_not_divided_by_the_passes_of_a_step(rank: int, size: i
         AUXILIARY | {"strategy": "fsdp", "accumulation": 3},
         AUXILIARY | PIPELINE | {"accumulation": 2},
         AUXILIARY | {"strategy": "pipeline:zbv"},
+        FULL | {"accumulation": 2, "activation_checkpointing": True},
+        FULL | PIPELINE,
+        pytest.param(FULL | {"strategy": "fsdp"}, marks=pytest.mark.slow),
+        pytest.param(FULL | {"strategy": "zero1", "accumulation": 2}, marks=pytest.mark.slow),
+        pytest.param(FULL | {"strategy": "tp"}, marks=pytest.mark.slow),
         pytest.param(AUXILIARY | {"activation_checkpointing": True}, marks=pytest.mark.slow),
         pytest.param(AUXILIARY | {"precision": "fp16", "accumulation": 2}, marks=pytest.mark.slow),
         pytest.param(AUXILIARY | {"strategy": "zero1"}, marks=pytest.mark.slow),

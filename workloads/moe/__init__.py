@@ -3,8 +3,10 @@ token: Jiang et al. 2024, arXiv:2401.04088 (Mixtral)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Literal, Self, get_args
 
@@ -34,6 +36,8 @@ class MoEShape(LlamaShape):
     skew: int = 2
     aux: float = 0.0
     """The factor of the auxiliary loss that balances the experts: see `workloads.moe.model.slopes`."""
+    capacity: float = 0.0
+    """The rows of a sequence that an expert computes at most, in means of all experts; 0: all of them."""
 
     @property
     def options(self) -> Mapping[str, Option]:
@@ -55,11 +59,19 @@ class MoEShape(LlamaShape):
             minimum=0,
             help="factor of the auxiliary loss of each layer that balances the experts within a sequence",
         )
-        return MappingProxyType({**super().options, "routing": routing, "skew": skew, "aux": aux})
+        capacity = Option(
+            kind="float",
+            default=self.capacity,
+            minimum=0,
+            help="most rows of a sequence that an expert computes, in means of all experts; it drops later "
+            "ones; 0: none",
+        )
+        own = {"routing": routing, "skew": skew, "aux": aux, "capacity": capacity}
+        return MappingProxyType({**super().options, **own})
 
     @property
     def even_options(self) -> Mapping[str, Value]:
-        return MappingProxyType({"routing": "balanced", "skew": self.skew})
+        return MappingProxyType({"routing": "balanced", "skew": self.skew, "aux": self.aux})
 
     def of(self, spec: Spec) -> Self:
         """Return the shape with these options. Raises SpecError as a text's shape does, for a skew that is
@@ -90,11 +102,20 @@ class MoEShape(LlamaShape):
     @property
     def undivided(self) -> str | None:
         """Why a rank needs complete sequences, as a clause; None if it does not."""
-        return "aux is a loss of complete sequences" if self.aux else None
+        names = [name for name in ("aux", "capacity") if getattr(self, name)]
+        verb = "are" if len(names) > 1 else "is"
+        return f"{' and '.join(names)} {verb} defined over complete sequences" if names else None
+
+    @property
+    def places(self) -> int | None:
+        """Most rows of a sequence that an expert computes: `capacity` k T / E, rounded up; None: all."""
+        even = Fraction(self.seq * self.chosen, self.experts)
+        return math.ceil(Fraction(str(self.capacity)) * even) if self.capacity else None
 
     def mlp(self) -> Part:
         """Return the second norm, the router and E experts: d E + 3 E d H parameters. Each token is computed
-        by k of them: 2 T (d E + 3 k d H) FLOPs.
+        by k of them: 2 T (d E + 3 k d H) FLOPs. With a `capacity` FLOPs and activations are those without a
+        dropped token, which a step does not exceed.
 
         The router saves its E probabilities and, of k experts, their weights (twice and their sum, if these
         are renormalised); an auxiliary loss saves E slopes a sequence. Each token has three indices of eight

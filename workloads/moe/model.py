@@ -1,8 +1,8 @@
 """A mixture of experts from scratch: a Llama whose MLP is, for each token, k of E experts.
 
-Jiang et al. 2024, arXiv:2401.04088. No token is dropped. Modules are named as in Hugging Face's Mixtral; the
-matrices of all experts of a layer are one parameter, expert after expert along its first dimension, so that
-shards are equal for any number of experts.
+Jiang et al. 2024, arXiv:2401.04088. No token is dropped without a `capacity`. Modules are named as in Hugging
+Face's Mixtral; the matrices of all experts of a layer are one parameter, expert after expert along its first
+dimension, so that shards are equal for any number of experts.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Experts(nn.Module):
     def __init__(self, shape: MoEShape) -> None:
         super().__init__()
         self.count = shape.experts
-        self.rows = RowCount(shape.experts)
+        self.rows = RowCount(shape.experts, flops=6 * shape.width * shape.hidden)
         self.gate_up_proj = nn.Parameter(torch.empty(shape.experts * 2 * shape.hidden, shape.width))
         self.down_proj = nn.Parameter(torch.empty(shape.experts * shape.width, shape.hidden))
         # As the MLPs of the other models: less for what adds to the residual stream.
@@ -91,8 +91,8 @@ class Experts(nn.Module):
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Map rows (tokens, width) of expert 0, of expert 1 and so on; counts (E,) of each expert's rows."""
         self.rows.add(counts)
-        # Without values there are no numbers of rows; any division of them costs as many FLOPs.
-        without = counts.is_meta or isinstance(counts, FakeTensor)
+        # Any division of the rows costs as many FLOPs.
+        without = _without_values(counts)
         if rows.is_cuda and _autocasts_to_bf16() and not without:
             products = partial(grouped_products, ends=counts.cumsum(0, dtype=torch.int32))
         else:
@@ -124,6 +124,11 @@ def _autocasts_to_bf16() -> bool:
     return torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") is torch.bfloat16
 
 
+def _without_values(counts: Tensor) -> bool:
+    """Return whether counts are known only when a forward pass really runs."""
+    return counts.is_meta or isinstance(counts, FakeTensor)
+
+
 def _even(rows: int, experts: int) -> list[int]:
     each, rest = divmod(rows, experts)
     return [each + (expert < rest) for expert in range(experts)]
@@ -143,12 +148,31 @@ class SparseMLP(nn.Module):
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         tokens = x.flatten(0, 1)
         weights, chosen = self._route(tokens, len(x), positions)
-        order = chosen.flatten().argsort(stable=True)
-        results = self.experts(tokens[order // self.shape.chosen], self._counts(chosen.view(1, -1))[0])
-        # A token's results stand side by side, so that their sum has one order.
-        own = results[order.argsort()].view(*chosen.shape, -1)
+        order, counts = self._placed(chosen.view(len(x), -1))
+        results = self.experts(tokens[order // self.shape.chosen], counts)
+        # A token's results stand side by side, so that their sum has one order; a dropped one is zero.
+        own = results.new_zeros(chosen.numel(), results.shape[1]).index_put((order,), results)
+        own = own.view(*chosen.shape, -1)
         y: Tensor = (own * weights[..., None].to(own.dtype)).sum(1).view(x.shape)
         return y
+
+    def _placed(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which choices (n, seq * k) of n sequences are computed, expert after expert, and the number
+        (E,) of each expert's.
+
+        With a capacity an expert computes the first tokens of a sequence, and counts the others as dropped:
+        Lepikhin et al. 2020, arXiv:2006.16668, section 2.2, where the group of tokens is another.
+        """
+        order, counts = chosen.flatten().argsort(stable=True), self._counts(chosen)
+        most = self.shape.places
+        if most is None or _without_values(counts):
+            return order, counts.sum(0)
+        # The choices of one expert and one sequence follow each other.
+        begins = (counts.T.flatten().cumsum(0) - counts.T.flatten()).view(-1, len(chosen))
+        begin = begins[chosen.flatten()[order], order // chosen.shape[1]]
+        kept = counts.clamp(max=most).sum(0)
+        self.experts.rows.drop(counts.sum() - kept.sum())
+        return order[torch.arange(len(order), device=order.device) - begin < most], kept
 
     def _counts(self, chosen: Tensor) -> Tensor:
         """Count how often each group (n, choices) has chosen each expert, (n, E)."""
