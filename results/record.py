@@ -293,6 +293,10 @@ class ExpertRows(msgspec.Struct, frozen=True, kw_only=True):
     """The number of the rank's first expert among the experts of the module."""
     rows: list[int]
     """One value for each expert of the rank."""
+    dropped: int = 0
+    """The rows of the rank's tokens that no expert had a place for."""
+    row_flops: int = 0
+    """The FLOPs of the forward pass of a row, where rows may be dropped."""
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from strategies.saving.state import Stateful, from_plain, require_attachable, re
 from strategies.saving.whole import whole_state, write_whole
 from strategies.training.checkpointing import checkpoint_blocks
 from strategies.training.layouts import found_layout
-from strategies.training.loss import Batch, Loss
+from strategies.training.loss import Batch, Loss, parts_with_losses
 from strategies.training.observer import Phase, SilentObserver, StepObserver
 from strategies.training.parallel import Blank, GradientTask, Initial, TrainSettings
 from strategies.training.precision import ScaledFeedback, loss_scaler, set_float32_math
@@ -144,6 +144,8 @@ class Trainer:
             # did so would still be called, counted as a step, and create state.
             self.optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
         self._feedback = ScaledFeedback(self.model.gradient_exchange, self.scaler)
+        self._parts_with_losses = parts_with_losses(self.model.bare)
+        self._passes = settings.accumulation * facts.microbatches
 
     def step(self, batches: Iterator[Batch]) -> Tensor:
         """One update from `accumulation` micro-batches. Returns this rank's mean loss, on the device.
@@ -196,6 +198,10 @@ class Trainer:
             recomputes=self._recomputes,
         )
         self._feedback.begin()
+        if self._parts_with_losses:
+            factor = self.scaler.scale(torch.ones((), device=self.device)) / self._passes
+            for part in self._parts_with_losses:
+                part.loss_factor = factor
         try:
             return self.model.compute_gradients(batches, task)
         except StopIteration as error:

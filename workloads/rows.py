@@ -10,20 +10,32 @@ class RowCount:
     """Counts the rows that each expert of one module computes, from the call of `begin` on. The module keeps
     it in an attribute of any name, and calls `add` in its forward pass."""
 
-    def __init__(self, experts: int, *, first: int = 0) -> None:
-        """`experts` of the layer compute on this rank, from the number `first` on."""
+    def __init__(self, experts: int, *, first: int = 0, flops: int = 0) -> None:
+        """`experts` of the layer compute on this rank, from the number `first` on. The forward pass of a row
+        costs `flops`, which a module that drops rows gives."""
         self.experts = experts
         self.first = first
+        self.flops = flops
         self._total: Tensor | None = None
 
     def begin(self, device: torch.device) -> None:
         """Count from 0 on, on the device of the module."""
         self._total = torch.zeros(self.experts, dtype=torch.int64, device=device)
+        self._dropped = torch.zeros((), dtype=torch.int64, device=device)
 
     def add(self, counts: Tensor) -> None:
         """Add the rows (experts,) that a forward pass is about to compute, without waiting for the device."""
         if self._total is not None:
             (_compiled_add if torch.compiler.is_compiling() else _add)(self._total, counts)
+
+    def drop(self, number: Tensor) -> None:
+        """Add the rows, a scalar, that no expert of a forward pass has a place for, as `add` does."""
+        if self._total is not None:
+            _add(self._dropped, number)
+
+    def dropped(self) -> int:
+        """Return the rows that were dropped since `begin`, as `read` does."""
+        return int(self._dropped.item())
 
     def read(self) -> list[int]:
         """Return the rows of each expert since `begin`, once the device has computed them."""

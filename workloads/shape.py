@@ -52,6 +52,8 @@ class WorkloadFacts:
     """The numbers of attention heads, which tensor parallelism divides; empty: no layer can be split."""
     uncut: str | None = None
     """Why a user's own model cannot be cut into a pipeline, if that is known and its parts are not."""
+    undivided: str | None = None
+    """Why the tokens of a sequence cannot be divided over ranks, as a clause; None: they can."""
     batch_norm: bool | Unknown
     minimum_batch: int | Unknown
     """The samples of the smallest possible micro-batch: BatchNorm may need more than one."""

@@ -185,7 +185,11 @@ def unsplittable(cell: Cell) -> str | None:
     if not isinstance(least, Unknown) and cell.micro_batch // strategy.microbatches < least:
         return f"BatchNorm of {cell.workload} needs at least {least} samples in a microbatch"
     groups = strategy.groups(cell.gpus, cell.node_size)
-    if reason := _uneven_sequence(cell, known, strategy, groups) or _undealt(cell, known, groups):
+    if reason := (
+        _undivided(cell, known, strategy)
+        or _uneven_sequence(cell, known, strategy, groups)
+        or _undealt(cell, known, groups)
+    ):
         return reason
     if groups.tensor > 1 and not isinstance(known.heads, Unknown):
         if not known.heads:
@@ -204,6 +208,13 @@ def _undealt(cell: Cell, known: WorkloadFacts, groups: GroupLayout) -> str | Non
         return f"{cell.workload} has no experts, which {cell.strategy} deals among ranks: leave ep out"
     uneven = next((count for count in known.parts.experts if count % groups.expert), None)
     return None if uneven is None else f"{uneven} experts of {cell.workload} do not divide by {groups.expert}"
+
+
+def _undivided(cell: Cell, known: WorkloadFacts, strategy: StrategyFacts) -> str | None:
+    """Why a workload needs complete sequences that the strategy divides; None if it does not."""
+    if known.undivided is None or not (strategy.attention or strategy.splits_tokens):
+        return None
+    return f"{cell.workload} does not fit {cell.strategy}, which divides sequences: {known.undivided}"
 
 
 def _uneven_sequence(

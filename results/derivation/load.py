@@ -16,6 +16,18 @@ def rows_by_rank(ranks: Sequence[RankRecord]) -> list[float] | None:
     return [sum(sum(one.rows) for one in rank.experts) / len(rank.steps.step_ns) for rank in ranks]
 
 
+def dropped_flops(ranks: Sequence[RankRecord], replicas: int) -> int:
+    """The FLOPs of the mean step, forward and backward (twice forward), of the rows that were dropped.
+
+    All ranks that compute the tokens of a replica in a layer together count each of its rows.
+    """
+    layers: dict[str, list[int]] = defaultdict(list)
+    for one in (one for rank in ranks for one in rank.experts):
+        layers[one.module].append(3 * one.dropped * one.row_flops)
+    dropped = sum(sum(each) * replicas / len(each) for each in layers.values())
+    return round(dropped / len(ranks[0].steps.step_ns)) if dropped else 0
+
+
 def busiest_expert(ranks: Sequence[RankRecord]) -> BusiestExpert | None:
     """The expert whose rows exceed the mean of its layer most, over all ranks; None where none were counted.
 

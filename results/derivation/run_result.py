@@ -19,7 +19,7 @@ from results.derivation.accounts import copies_of, rank_columns, step_budget, wh
 from results.derivation.communication import step_communication
 from results.derivation.contradictions import contradiction
 from results.derivation.counters import counters, device_energy, telemetry_means, why_energy_unknown
-from results.derivation.load import busiest_expert
+from results.derivation.load import busiest_expert, dropped_flops
 from results.derivation.matching import match
 from results.environment import unlike_devices, unlike_nodes
 from results.errors import SchemaError
@@ -254,7 +254,7 @@ def _rates(cell: Cell, ranks: list[RankRecord], seconds: float) -> tuple[dict[st
     flops = _total([work.flops for work in works])
     # The ranks of one replica all have its work on record, and do it together.
     together = cell.model_parallel
-    total = flops // together if flops is not None else None
+    total = flops // together - dropped_flops(ranks, cell.replicas) if flops is not None else None
     rate = total / seconds if total is not None else None
     mfu, why = _mfu(rate, cell, ranks)
     rates = {

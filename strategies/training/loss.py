@@ -1,4 +1,11 @@
-"""The loss of a batch: how a model is called, and how its result becomes a loss."""
+"""The loss of a batch: how a model is called, and how its result becomes a loss.
+
+A part of a model may add the gradient of another loss in its backward pass, as the router of a mixture of
+experts does. The stage of a pipeline that has it need not have the model's loss, so that autograd gives it
+no factor. A part with an attribute `loss_factor` is given it before each step: the number by which the loss
+of one forward pass is multiplied for the mean over the passes of a step, and for small gradients in half
+precision. A part that is used without a Trainer has the factor that it begins with.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from results.errors import UsageError
 
@@ -49,6 +56,11 @@ def loss_of(model: Model, batch: Batch, loss: Loss) -> Tensor:
         raise UsageError(f"the batch is {_described(batch)}: {FORMS}")
     inputs, targets = batch
     return _number(loss(_called(model, inputs), targets), "loss(outputs, targets)")
+
+
+def parts_with_losses(module: nn.Module) -> list[nn.Module]:
+    """Return the parts of a module that add the gradient of another loss, and take a `loss_factor`."""
+    return [part for part in module.modules() if hasattr(part, "loss_factor")]
 
 
 def seen(loss: Loss, see: Callable[[Tensor, Any], None]) -> Loss:

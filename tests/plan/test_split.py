@@ -34,6 +34,15 @@ from results.plan import Plan
             {"workload": "gpt-nano:seq=31", "strategy": "tp:sequence=true"},
             "31 tokens do not divide into 2 pieces (the nearest lengths: 30 and 32)",
         ),
+        (
+            {"workload": "moe-nano:aux=0.01", "strategy": "fsdp:cp=2"},
+            "moe-nano:aux=0.01 does not fit fsdp:cp=2, which divides sequences: aux is defined over",
+        ),
+        (
+            {"workload": "moe-nano:aux=0.01:capacity=2", "strategy": "fsdp:cp=2"},
+            "aux and capacity are defined over complete sequences",
+        ),
+        ({"workload": "moe-nano:aux=0.01", "strategy": "tp:sequence=true"}, "which divides sequences: aux"),
         # 4 / 4 is one sample, and BatchNorm over one pixel of it has no variance.
         (
             {"workload": "resnet18-32px", "strategy": "pipeline:gpipe", "micro_batch": 4},
@@ -59,6 +68,7 @@ def test_a_size_that_does_not_divide_is_refused_with_the_numbers(fields, reason)
         {"strategy": "pipeline:interleaved", "gpus": 2},
         {"strategy": "tp", "gpus": 4},
         {"strategy": "fsdp:tp=2", "gpus": 6},
+        {"workload": "moe-nano:aux=0.01", "strategy": "fsdp:tp=2", "gpus": 4},
         {"workload": "llama-nano", "strategy": "tp", "gpus": 2},
         {"workload": "resnet18-32px", "strategy": "pipeline:gpipe", "micro_batch": 8},
         {"workload": "resnet18-32px", "strategy": "pipeline:gpipe:microbatches=2", "micro_batch": 4},

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from results.derivation.load import busiest_expert, rows_by_rank
+import msgspec
+
+from results.derivation.load import busiest_expert, dropped_flops, rows_by_rank
 from results.record import ExpertRows
 from results.run import BusiestExpert
 
@@ -35,3 +37,16 @@ def test_without_counts_nothing_is_known_and_no_rows_are_no_load(two, cell_of, r
     assert rows_by_rank([record_of(cell_of(), 0)]) is None
     idle = [record_of(cell_of(), 0, experts=[_rows("a", [0, 0])])]
     assert (rows_by_rank(idle), busiest_expert(idle)) == ([0.0], None)
+
+
+def test_flops_of_dropped_rows_are_left_out_once_for_each_replica(cell_of, record_of, two) -> None:
+    """Six steps. A row costs 10 FLOPs forward, and 20 backward."""
+    drops = [ExpertRows(module="a", first=0, rows=[1], dropped=number, row_flops=10) for number in (6, 18)]
+    ranks = [record_of(cell_of(), rank, experts=[own]) for rank, own in enumerate(drops)]
+    assert dropped_flops(ranks, 2) == 30 * 24 / 6
+    # Two ranks of a replica compute the same tokens.
+    assert dropped_flops([ranks[0], ranks[0]], 1) == 30 * 6 / 6
+    # Two stages have a layer each.
+    stages = [ranks[0], record_of(cell_of(), 1, experts=[msgspec.structs.replace(drops[1], module="b")])]
+    assert dropped_flops(stages, 1) == 30 * 24 / 6
+    assert two().flops_per_step - two(experts=tuple([own] for own in drops)).flops_per_step == 30 * 24 / 6

@@ -9,7 +9,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PAGE = HERE / "planted.md"
-FILES = ("mutations", "exchange", "strategies", "context", "sequence", "sampled")
+FILES = ("mutations", "exchange", "strategies", "context", "sequence", "router", "sampled")
 PLANTED_IN = tuple(HERE / f"test_proof_{name}.py" for name in FILES) + tuple(
     HERE / f"test_{name}.py" for name in ("promises", "late_proof")
 )

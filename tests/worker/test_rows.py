@@ -50,16 +50,16 @@ def test_rows_that_backward_computes_again_are_not_counted_again(compiled) -> No
         model.forward = torch.compile(model.forward, backend="aot_eager", fullgraph=True)
     for _ in range(3):
         checkpoint(model, torch.ones(8, 4), use_reentrant=False).sum().backward()
-    assert counts.read() == {"": [6, 18]}
+    assert counts.read() == {"": [6, 18, 0]}
 
 
 def test_a_run_records_the_rows_of_its_measured_steps(whole_runs) -> None:
-    """2 blocks of 5 steps of 2 micro-batches: of 2 samples' 128 tokens the busiest expert has 3 times the
-    mean of 32, and the others in turn what is left."""
+    """2 blocks of 5 steps of 2 micro-batches: of 2 samples' 128 tokens the busiest expert is to have 3 times
+    the mean of 32, of which it drops one, and the others in turn what is left."""
     records = whole_runs(
         2,
         {
-            "workload": "moe-nano:routing=skewed:skew=3",
+            "workload": "moe-nano:capacity=2:routing=skewed:skew=3",
             "strategy": "fsdp",
             "micro_batch": 2,
             "accumulation": 2,
@@ -73,6 +73,8 @@ def test_a_run_records_the_rows_of_its_measured_steps(whole_runs) -> None:
         modules = [one.module for one in record["experts"]]
         assert modules == [f"layers.{layer}.mlp.experts" for layer in range(4)]
         for one in record["experts"]:
-            assert (one.first, len(one.rows), sum(one.rows)) == (0, 8, 10 * 2 * 128 * 2)
-            assert one.rows[0] == 10 * 2 * 3 * 32
-            assert max(one.rows[1:]) < one.rows[0] / 3
+            assert (one.first, len(one.rows), sum(one.rows)) == (0, 8, 10 * 2 * (128 * 2 - 32))
+            assert (one.rows[0], one.dropped) == (10 * 2 * 2 * 32, 10 * 2 * 32)
+            assert max(one.rows[1:]) < one.rows[0] / 2
+            # Three products of 128 by 128 values.
+            assert one.row_flops == 3 * 2 * 128 * 128

@@ -59,6 +59,8 @@ SHAPES: dict[str, Shape] = {
     "llama-padded": replace(LLAMA, pad_vocabulary=8, tied=False),
     "moe": MOE,
     "moe-not-renormalised": replace(MOE, renormalised=False, chosen=3, kv_heads=4),
+    "moe-auxiliary": replace(MOE, aux=0.01),
+    "moe-capacity": replace(MOE, capacity=3.0),
     "moe-balanced": replace(MOE, routing="balanced", tied=False),
     "moe-skewed": replace(MOE, routing="skewed", skew=3),
     "resnet": RESNET,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -29,12 +30,14 @@ SMALL = MoEShape(
 )
 
 
-def _one_token(layer: SparseMLP, token: Tensor, experts: list[int]) -> Tensor:
-    """The weighted sum over a token's experts, (width,) in float64."""
+def _one_token(layer: SparseMLP, token: Tensor, experts: list[int], dropped: Sequence[int] = ()) -> Tensor:
+    """The weighted sum over a token's experts, less those without a place for it, (width,) in float64."""
     shape, scores = layer.shape, torch.softmax(layer.gate.weight @ token, dim=0)
     weights = scores[experts] / (scores[experts].sum() if shape.renormalised else 1)
     out = torch.zeros_like(token)
     for weight, expert in zip(weights, experts, strict=True):
+        if expert in dropped:
+            continue
         first = layer.experts.gate_up_proj[2 * shape.hidden * expert :][: 2 * shape.hidden]
         last = layer.experts.down_proj[shape.width * expert :][: shape.width]
         gate, up = (first @ token).chunk(2)
@@ -65,6 +68,72 @@ def test_a_layer_is_the_weighted_sum_of_each_tokens_experts(how) -> None:
     every = (x, *layer.parameters())
     ours, theirs = (torch.autograd.grad(out.square().sum(), every) for out in (layer(x), expected()))
     torch.testing.assert_close(ours, theirs, **near | {"atol": 1e-4})
+
+
+def test_an_expert_drops_the_later_tokens_of_each_sequence() -> None:
+    """With 1.1 means of 8 rows it has 9 places."""
+    torch.manual_seed(0)
+    layer = SparseMLP(replace(SMALL, capacity=1.1)).double()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    layer.experts.rows.begin(torch.device("cpu"))
+    x = torch.randn(3, 24, 12, dtype=torch.float64, requires_grad=True)
+
+    def expected() -> tuple[Tensor, list[int], int]:
+        rows, computed, dropped = [], [0] * 6, 0
+        for sequence in x:
+            places = [9] * 6
+            for token in sequence:
+                best = (layer.gate.weight @ token).topk(2).indices.tolist()
+                late = [expert for expert in best if not places[expert]]
+                rows.append(_one_token(layer, token, best, late))
+                dropped += len(late)
+                for expert in set(best) - set(late):
+                    places[expert] -= 1
+                    computed[expert] += 1
+        return torch.stack(rows).view_as(x), computed, dropped
+
+    found, (theirs, computed, dropped) = layer(x), expected()
+    torch.testing.assert_close(found, theirs, rtol=1e-5, atol=1e-6)
+    assert (layer.experts.rows.read(), layer.experts.rows.dropped()) == (computed, dropped)
+    assert 0 < dropped < 30
+    every = (x, *layer.parameters())
+    gradients = (torch.autograd.grad(out.square().sum(), every) for out in (found, theirs))
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(("capacity", "places"), [(0.0, None), (1.0, 8), (1.1, 9), (1.125, 9), (2.2, 18)])
+def test_places_are_rounded_up(capacity, places) -> None:
+    assert replace(SMALL, capacity=capacity).places == places
+    # 1.1 times 10 is a little more than 11 in floating point.
+    assert replace(SMALL, capacity=1.1, seq=30).places == 11
+
+
+def test_the_auxiliary_loss_is_of_each_sequence() -> None:
+    torch.manual_seed(0)
+    shape = replace(SMALL, aux=0.5)
+    layer = SparseMLP(shape)
+    nn.init.normal_(layer.gate.weight)
+    layer.loss_factor = 0.25
+    x = torch.randn(3, 24, 12, requires_grad=True)
+
+    def balance() -> Tensor:
+        total = torch.zeros(())
+        for sequence in x:
+            scores = [torch.softmax(layer.gate.weight @ token, dim=0) for token in sequence]
+            times = [0] * 6
+            for score in scores:
+                for expert in score.topk(2).indices.tolist():
+                    times[expert] += 1
+            means = torch.stack(scores).mean(0)
+            total = total + 6 * sum(many / 48 * mean for many, mean in zip(times, means, strict=True))
+        return total / 3
+
+    every = (x, layer.gate.weight)
+    # Of the output there is no gradient.
+    ours = torch.autograd.grad((0 * layer(x)).sum(), every)
+    theirs = torch.autograd.grad(0.25 * 0.5 * balance(), every)
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_grouped_products_are_those_of_the_loop() -> None:
@@ -120,9 +189,17 @@ def test_tokens_without_their_positions_are_refused() -> None:
             layer(torch.zeros(1, 12, 12), positions)
 
 
+def test_a_part_of_a_sequence_is_refused_by_what_is_of_complete_ones() -> None:
+    for how in ({"aux": 0.01}, {"capacity": 2.0}):
+        with pytest.raises(UsageError, match="complete sequences, and 12 of 24 tokens came"):
+            SparseMLP(replace(SMALL, **how))(torch.zeros(1, 12, 12), torch.arange(6, 18))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("moe-nano:aux=0.01:routing=balanced", "aux balances a router's choices: use routing=learned"),
+        ("moe-nano:aux=-1", "at least 0"),
         ("moe-nano:skew=3", "skew needs routing=skewed"),
         ("moe-nano:routing=skewed:skew=5", "at most 4 times the mean, not 5"),
         ("mixtral-8x7b:seq=40000", "at most its context"),

@@ -3,8 +3,10 @@ token: Jiang et al. 2024, arXiv:2401.04088 (Mixtral)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Literal, Self, get_args
 
@@ -32,6 +34,10 @@ class MoEShape(LlamaShape):
     the position of the token, `skewed` with one expert that has `skew` times the mean. Their weights are the
     scores of the router in all three."""
     skew: int = 2
+    aux: float = 0.0
+    """The factor of the auxiliary loss that balances the experts: see `workloads.moe.model.slopes`."""
+    capacity: float = 0.0
+    """The rows of a sequence that an expert computes at most, in means of all experts; 0: all of them."""
 
     @property
     def options(self) -> Mapping[str, Option]:
@@ -47,16 +53,33 @@ class MoEShape(LlamaShape):
             minimum=2,
             help="with routing=skewed: the tokens of the busiest expert, in means of all experts",
         )
-        return MappingProxyType({**super().options, "routing": routing, "skew": skew})
+        aux = Option(
+            kind="float",
+            default=self.aux,
+            minimum=0,
+            help="factor of the auxiliary loss of each layer that balances the experts within a sequence",
+        )
+        capacity = Option(
+            kind="float",
+            default=self.capacity,
+            minimum=0,
+            help="most rows of a sequence that an expert computes, in means of all experts; it drops later "
+            "ones; 0: none",
+        )
+        own = {"routing": routing, "skew": skew, "aux": aux, "capacity": capacity}
+        return MappingProxyType({**super().options, **own})
 
     @property
     def even_options(self) -> Mapping[str, Value]:
-        return MappingProxyType({"routing": "balanced", "skew": self.skew})
+        return MappingProxyType({"routing": "balanced", "skew": self.skew, "aux": self.aux})
 
     def of(self, spec: Spec) -> Self:
-        """Return the shape with these options. Raises SpecError as a text's shape does, and for a skew that
-        is not used or that needs more tokens than there are."""
+        """Return the shape with these options. Raises SpecError as a text's shape does, for a skew that is
+        not used or that needs more tokens than there are, and for a balance of experts that no router
+        chooses."""
         shape = super().of(spec)
+        if shape.aux and shape.routing != "learned":
+            raise SpecError(f"workload {spec.name}: aux balances a router's choices: use routing=learned")
         if shape.routing != "skewed":
             if shape.skew != self.skew:
                 raise SpecError(f"workload {spec.name}: skew needs routing=skewed: leave skew out")
@@ -68,20 +91,36 @@ class MoEShape(LlamaShape):
         return shape
 
     def facts(self) -> WorkloadFacts:
-        return self.text_facts(
+        known = self.text_facts(
             family="moe",
             builder="workloads.moe.model:build_moe",
             parts=self.parts(),
             heads=(self.heads, self.kv_heads),
         )
+        return replace(known, undivided=self.undivided)
+
+    @property
+    def undivided(self) -> str | None:
+        """Why a rank needs complete sequences, as a clause; None if it does not."""
+        names = [name for name in ("aux", "capacity") if getattr(self, name)]
+        verb = "are" if len(names) > 1 else "is"
+        return f"{' and '.join(names)} {verb} defined over complete sequences" if names else None
+
+    @property
+    def places(self) -> int | None:
+        """Most rows of a sequence that an expert computes: `capacity` k T / E, rounded up; None: all."""
+        even = Fraction(self.seq * self.chosen, self.experts)
+        return math.ceil(Fraction(str(self.capacity)) * even) if self.capacity else None
 
     def mlp(self) -> Part:
         """Return the second norm, the router and E experts: d E + 3 E d H parameters. Each token is computed
-        by k of them: 2 T (d E + 3 k d H) FLOPs.
+        by k of them: 2 T (d E + 3 k d H) FLOPs. With a `capacity` FLOPs and activations are those without a
+        dropped token, which a step does not exceed.
 
         The router saves its E probabilities and, of k experts, their weights (twice and their sum, if these
-        are renormalised). Each token has three indices of eight bytes an expert: which it is, its place in
-        the order of experts, and the way back. An expert saves its input, 4 H values and its result.
+        are renormalised); an auxiliary loss saves E slopes a sequence. Each token has three indices of eight
+        bytes an expert: which it is, its place in the order of experts, and the way back. An expert saves its
+        input, 4 H values and its result.
         """
         t, d, hidden, experts, chosen = self.seq, self.width, self.hidden, self.experts, self.chosen
         weights = 2 * chosen + 1 if self.renormalised else chosen
@@ -93,7 +132,10 @@ class MoEShape(LlamaShape):
                 Weight(rows=experts * 2 * hidden, columns=d, experts=experts),
                 Weight(rows=experts * d, columns=hidden, experts=experts),
             ),
-            saved=Saved(whole=t * (VALUE_BYTES * kept + INDEX_BYTES * 3 * chosen)),
+            saved=Saved(
+                whole=t * (VALUE_BYTES * kept + INDEX_BYTES * 3 * chosen)
+                + (VALUE_BYTES * experts if self.aux else 0)
+            ),
             products=Saved(whole=VALUE_BYTES * t * (experts + chosen * (2 * hidden + d))),
             dispatched=VALUE_BYTES * t * chosen * d,
             flops=2 * t * (d * experts + chosen * 3 * d * hidden),

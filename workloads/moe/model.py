@@ -1,14 +1,15 @@
 """A mixture of experts from scratch: a Llama whose MLP is, for each token, k of E experts.
 
-Jiang et al. 2024, arXiv:2401.04088. No token is dropped. Modules are named as in Hugging Face's Mixtral; the
-matrices of all experts of a layer are one parameter, expert after expert along its first dimension, so that
-shards are equal for any number of experts.
+Jiang et al. 2024, arXiv:2401.04088. No token is dropped without a `capacity`. Modules are named as in Hugging
+Face's Mixtral; the matrices of all experts of a layer are one parameter, expert after expert along its first
+dimension, so that shards are equal for any number of experts.
 """
 
 from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import msgspec
 import torch
@@ -49,13 +50,41 @@ def forced_experts(shape: MoEShape, positions: Tensor) -> Tensor:
     return chosen
 
 
+def slopes(shape: MoEShape, counts: Tensor) -> Tensor:
+    """Return the gradient (n, E) of the auxiliary loss by each probability of a token of n sequences, whose
+    tokens have chosen the experts counts (n, E) times.
+
+    Of a sequence of T tokens, of which each chooses k of E experts, the loss is `aux` E sum_e f_e p_e with
+    the share f_e of the choices that are expert e, counts_e / (k T), and the mean p_e of its probability
+    before the choice: Fedus et al. 2021, arXiv:2101.03961, equations 4 to 6, where the group of tokens is a
+    batch; for each sequence by itself DeepSeek-AI 2024, arXiv:2412.19437, equations 17 to 20. It is `aux` for
+    equal shares. Sequences are averaged, and the losses of layers are added up. f has no gradient.
+    """
+    choices = shape.seq * shape.chosen
+    return counts * (shape.aux * shape.experts / (choices * shape.seq * len(counts)))
+
+
+class _WithLoss(torch.autograd.Function):
+    """Returns probabilities (n * T, E), and adds the slopes (n, E) of a loss to their gradient."""
+
+    @staticmethod
+    def forward(context: Any, scores: Tensor, slopes: Tensor) -> Tensor:
+        context.save_for_backward(slopes)
+        return scores.view_as(scores)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        [own] = context.saved_tensors
+        return (gradient.view(len(own), -1, own.shape[1]) + own[:, None]).view_as(gradient), None
+
+
 class Experts(nn.Module):
     """E gated MLPs with SiLU (Shazeer, arXiv:2002.05202), whose matrices lie one after another."""
 
     def __init__(self, shape: MoEShape) -> None:
         super().__init__()
         self.count = shape.experts
-        self.rows = RowCount(shape.experts)
+        self.rows = RowCount(shape.experts, flops=6 * shape.width * shape.hidden)
         self.gate_up_proj = nn.Parameter(torch.empty(shape.experts * 2 * shape.hidden, shape.width))
         self.down_proj = nn.Parameter(torch.empty(shape.experts * shape.width, shape.hidden))
         # As the MLPs of the other models: less for what adds to the residual stream.
@@ -65,8 +94,8 @@ class Experts(nn.Module):
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Map rows (tokens, width) of expert 0, of expert 1 and so on; counts (E,) of each expert's rows."""
         self.rows.add(counts)
-        # Without values there are no numbers of rows; any division of them costs as many FLOPs.
-        without = counts.is_meta or isinstance(counts, FakeTensor)
+        # Any division of the rows costs as many FLOPs.
+        without = _without_values(counts)
         if rows.is_cuda and _autocasts_to_bf16() and not without:
             products = partial(grouped_products, ends=counts.cumsum(0, dtype=torch.int32))
         else:
@@ -78,7 +107,7 @@ class Experts(nn.Module):
 
     def deal(self, first: int, count: int) -> None:
         """Compute only `count` experts from `first` on; the parameters have the matrices of these."""
-        self.count, self.rows = count, RowCount(count, first=first)
+        self.count, self.rows = count, RowCount(count, first=first, flops=self.rows.flops)
 
     def _each(self, weight: Tensor) -> Tensor:
         return weight.view(self.count, -1, weight.shape[1])
@@ -102,6 +131,11 @@ def _autocasts_to_bf16() -> bool:
     return torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") is torch.bfloat16
 
 
+def _without_values(counts: Tensor) -> bool:
+    """Return whether counts are known only when a forward pass really runs."""
+    return counts.is_meta or isinstance(counts, FakeTensor)
+
+
 def _even(rows: int, experts: int) -> list[int]:
     each, rest = divmod(rows, experts)
     return [each + (expert < rest) for expert in range(experts)]
@@ -113,40 +147,75 @@ class SparseMLP(nn.Module):
     def __init__(self, shape: MoEShape) -> None:
         super().__init__()
         self.shape = shape
+        self.loss_factor: Tensor | float = 1.0
+        """The factor of the loss of a forward pass, set by a Trainer: see `strategies.training.loss`."""
         self.gate = nn.Linear(shape.width, shape.experts, bias=False)
         self.experts = Experts(shape)
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         tokens = x.flatten(0, 1)
         weights, chosen = self._route(tokens, len(x), positions)
-        order = chosen.flatten().argsort(stable=True)
-        experts = torch.arange(self.shape.experts, device=x.device)
-        counts = (chosen.reshape(-1, 1) == experts).sum(0)
+        order, counts = self._placed(chosen.view(len(x), -1))
         results = self.experts(tokens[order // self.shape.chosen], counts)
-        # A token's results stand side by side, so that their sum has one order.
-        own = results[order.argsort()].view(*chosen.shape, -1)
+        # A token's results stand side by side, so that their sum has one order; a dropped one is zero.
+        own = results.new_zeros(chosen.numel(), results.shape[1]).index_put((order,), results)
+        own = own.view(*chosen.shape, -1)
         y: Tensor = (own * weights[..., None].to(own.dtype)).sum(1).view(x.shape)
         return y
+
+    def _placed(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which choices (n, seq * k) of n sequences are computed, expert after expert, and the number
+        (E,) of each expert's.
+
+        With a capacity an expert computes the first tokens of a sequence, and counts the others as dropped:
+        Lepikhin et al. 2020, arXiv:2006.16668, section 2.2, where the group of tokens is another.
+        """
+        order, counts = chosen.flatten().argsort(stable=True), self._counts(chosen)
+        most = self.shape.places
+        if most is None or _without_values(counts):
+            return order, counts.sum(0)
+        # The choices of one expert and one sequence follow each other.
+        begins = (counts.T.flatten().cumsum(0) - counts.T.flatten()).view(-1, len(chosen))
+        begin = begins[chosen.flatten()[order], order // chosen.shape[1]]
+        kept = counts.clamp(max=most).sum(0)
+        self.experts.rows.drop(counts.sum() - kept.sum())
+        return order[torch.arange(len(order), device=order.device) - begin < most], kept
+
+    def _counts(self, chosen: Tensor) -> Tensor:
+        """Count how often each group (n, choices) has chosen each expert, (n, E)."""
+        experts = torch.arange(self.shape.experts, device=chosen.device)
+        return (chosen[..., None] == experts).sum(1)
 
     def _route(self, tokens: Tensor, samples: int, positions: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the weights and the experts of tokens (n * seq, width), (n * seq, k) each."""
         scores = self.gate(tokens).softmax(-1, dtype=torch.float32)
-        if self.shape.routing == "learned":
-            weights, chosen = scores.topk(self.shape.chosen)
-        else:
-            length = len(tokens) // samples
-            if length != (self.shape.seq if positions is None else len(positions)):
-                raise UsageError(
-                    f"routing={self.shape.routing} chooses experts by the position of a token, and {length} "
-                    f"tokens came without their positions: use routing=learned, or a strategy that gives them"
-                )
-            if positions is None:
-                positions = torch.arange(length, device=tokens.device)
-            chosen = forced_experts(self.shape, positions).repeat(samples, 1)
-            weights = scores.gather(1, chosen)
+        chosen = self._choose(scores.detach(), samples, positions)
+        if self.shape.aux:
+            own = slopes(self.shape, self._counts(chosen.view(samples, -1))) * self.loss_factor
+            scores = _WithLoss.apply(scores, own)  # type: ignore[no-untyped-call]
+        weights = scores.gather(1, chosen)
         if self.shape.renormalised:
             weights = weights / weights.sum(-1, keepdim=True)
         return weights, chosen
+
+    def _choose(self, scores: Tensor, samples: int, positions: Tensor | None) -> Tensor:
+        """Return the experts (n * seq, k) of tokens with scores (n * seq, E)."""
+        shape, length = self.shape, len(scores) // samples
+        if shape.undivided is not None and length != shape.seq:
+            raise UsageError(
+                f"{shape.undivided}, and {length} of {shape.seq} tokens came: use a strategy that does not "
+                f"divide sequences"
+            )
+        if shape.routing == "learned":
+            return scores.topk(shape.chosen).indices
+        if length != (shape.seq if positions is None else len(positions)):
+            raise UsageError(
+                f"routing={shape.routing} chooses experts by the position of a token, and {length} tokens "
+                f"came without their positions: use routing=learned, or a strategy that gives them"
+            )
+        if positions is None:
+            positions = torch.arange(length, device=scores.device)
+        return forced_experts(shape, positions).repeat(samples, 1)
 
 
 class MoEBlock(LlamaBlock):

@@ -28,16 +28,16 @@ class ExpertCounts:
             count.begin(device)
 
     def read(self) -> dict[str, list[int]]:
-        """Return the rows of each expert so far, by the name of its module."""
-        return {name: count.read() for name, count in self._counts.items()}
+        """Return the rows of each expert so far, and last the dropped rows, by the name of the module."""
+        return {name: [*count.read(), count.dropped()] for name, count in self._counts.items()}
 
     def since(self, before: dict[str, list[int]]) -> list[ExpertRows]:
         """Return the rows that were computed since `read` returned `before`."""
-        return [
-            ExpertRows(
-                module=name,
-                first=self._counts[name].first,
-                rows=[now - then for now, then in zip(rows, before[name], strict=True)],
+        found = []
+        for name, after in self.read().items():
+            *rows, dropped = [now - then for now, then in zip(after, before[name], strict=True)]
+            count = self._counts[name]
+            found.append(
+                ExpertRows(module=name, first=count.first, rows=rows, dropped=dropped, row_flops=count.flops)
             )
-            for name, rows in self.read().items()
-        ]
+        return found

@@ -290,6 +290,7 @@ def _replica_step(
     seed_step(cell.seed, what.step, replica)
     passes = cell.accumulation * STRATEGIES.facts(cell.strategy).microbatches
     half = None if what.in_fp32 else HALF.get(cell.precision)
+    _give_factor(workload.module, torch.tensor(what.scale / passes, device=setup.device))
     gradients: dict[str, Tensor] = {}
     sizes: dict[str, Tensor] = {}
     for batch in _passes(batches, cell):
@@ -305,6 +306,13 @@ def _replica_step(
                     _add(sizes, {name: gradient.abs()})
         beat()
     return gradients, sizes
+
+
+def _give_factor(module: nn.Module, factor: Tensor) -> None:
+    """Tell the parts that add the gradient of another loss the factor of the loss of a forward pass."""
+    for part in module.modules():
+        if hasattr(part, "loss_factor"):
+            part.loss_factor = factor
 
 
 def _passes(batches: Iterator[Batch], cell: Cell) -> Iterator[Batch]:
