@@ -80,6 +80,8 @@ COARSE = "gradients agree within 0.03 of their L2 norm, parameter by parameter"
         (4, PIPELINE | {"strategy": "pipeline:1f1b:microbatches=2:dp=2"}, 2, EACH),
         (2, DIVIDED | TWICE_CLIPPED, 1, EACH),
         (2, FOLDED | TWICE_CLIPPED, 1, EACH),
+        (2, FOLDED | {"strategy": "pipeline:dualpipev"} | TWICE_CLIPPED, 1, EACH),
+        (2, FOLDED | {"strategy": "pipeline:looped-bfs"} | TWICE_CLIPPED, 1, EACH),
         pytest.param(2, FOLDED | {"workload": "gpt-nano:seq=16", "precision": "bf16"}, 1, COARSE),
         (4, FOLDED | {"strategy": "pipeline:zbv:dp=2"}, 2, EACH),
         (4, SHARDED_STAGES | TWICE_CLIPPED, 2, EACH),
