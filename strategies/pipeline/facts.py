@@ -265,9 +265,9 @@ class Pipeline(StrategyFacts):
         GPipe: all m, and looped-bfs v m. 1F1B: p - s of stage s, at most m (Narayanan et al. 2021,
         arXiv:2104.04473, section 2.2.1). Interleaved with v stages a rank: (v - 1) R + 2 (p - s - 1) + 1, at
         most v m, where R is p if it divides m; for s = 0 this is v p (1 + (p - 1) / (p v)) (Korthikanti et
-        al. 2022, arXiv:2205.05198, section 4.2.3). The others follow from their order (`order.py`): zero-bubble begins p - s - 1 passes
-        ahead, zbv has 2 p on every rank if m is at least 2 p - 1, and dualpipev one more. A divided backward
-        pass begins with the gradient of the input.
+        al. 2022, arXiv:2205.05198, section 4.2.3). The others follow from their order (`order.py`):
+        zero-bubble begins p - s - 1 passes ahead, zbv has 2 p on every rank if m is at least 2 p - 1, and
+        dualpipev one more. A divided backward pass begins with the gradient of the input.
         """
         shape, pieces = self.shape(cell.gpus), self.microbatches
         behind = shape.ranks - rank - 1
