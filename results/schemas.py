@@ -68,8 +68,9 @@ def _losses_of_warmup(old: Json) -> Json:
 #   rank-record 6  unreleased  steps without phases; work whose parameters and exchange are unknown
 #   rank-record -, run-result -  unreleased  stages and bubble_replayed of recorded; layout; bubble_replayed;
 #                             dimensions of the communication
-PLAN = Schema("plan", 4, Plan, upgrades={3: _one_order})
-CELL = Schema("cell", 3, Cell)
+#   cell 4, plan 5  unreleased  the precision float8
+PLAN = Schema("plan", 5, Plan, upgrades={3: _one_order})
+CELL = Schema("cell", 4, Cell)
 LAUNCH = Schema("launch", 5, Launch, upgrades={4: _one_order})
 ATTEMPT = Schema("attempt", 2, Attempt, measured=True)
 RANK_RECORD = Schema("rank-record", 6, RankRecord, upgrades={4: _losses_of_warmup}, measured=True)
