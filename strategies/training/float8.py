@@ -4,7 +4,7 @@ As in torchao's recipe `rowwise` (torchao/float8/config.py), each row of activat
 weight is scaled to the range of e4m3, and each row of gradients to the range of e5m2, by a power of two that
 follows from the row itself. As in its `rowwise_with_gw_hp`, the gradient of a weight is a product in
 bfloat16: its sums are over tokens, whose number depends on how a batch is divided. So a row has the same
-values whatever rows are beside it, in a micro-batch, a microbatch of a pipeline or a part of a sequence.
+values with any other rows, in a micro-batch, in a microbatch of a pipeline and in a part of a sequence.
 
 Everything is under autocast to bfloat16, which computes all other operators as it does without float8: the
 embedding, the output layer, attention, norms, and the experts of a mixture, whose products are grouped.
@@ -27,7 +27,7 @@ _HALF = torch.bfloat16
 _POWER_OF_TWO = -(1 << 23)
 """The sign and the exponent of a number in single precision: of a positive one, the power of two below it."""
 _LEAST = 1e-12
-"""The smallest range that is scaled up to the range of a type: a row of zeros has none."""
+"""The smallest range that is scaled up to the range of a type: a row of zeros would divide by zero."""
 MULTIPLE = 16
 """The inputs and outputs of a layer must be a multiple of this (torch, `_scaled_mm` on CUDA)."""
 
@@ -35,9 +35,9 @@ MULTIPLE = 16
 def scale_products(module: nn.Module, layout: ModelLayout, without: str | None = None) -> None:
     """Have the linear layers of every block of `layout` compute in float8 under autocast, in place.
 
-    A layer stays the module that it is, with its parameters, and in bfloat16 if its inputs or outputs are no
-    multiple of 16. `without` is the name of a device that has no such products. Raises UsageError for one,
-    and if no layer of a block can compute in float8.
+    A layer stays the module that it is, with its parameters. It computes in bfloat16 if the number of its
+    inputs or outputs does not divide by 16. `without` is the name of a device that lacks such products.
+    Raises UsageError for one, and if no layer of a block can compute in float8.
     """
     if without is not None:
         raise UsageError(f"{without} has no products in float8 (compute capability 8.9 has them): use bf16")
@@ -46,7 +46,7 @@ def scale_products(module: nn.Module, layout: ModelLayout, without: str | None =
     if not layers:
         raise UsageError(
             f"--precision float8 needs blocks with linear layers whose inputs and outputs are multiples of "
-            f"{MULTIPLE}, and this model has none; use bf16"
+            f"{MULTIPLE}, which this model lacks; use bf16"
         )
     for layer in layers:
         layer.__class__ = ScaledLinear

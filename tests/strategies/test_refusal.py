@@ -107,6 +107,12 @@ def cell_of(text: str, **others: object) -> Cell:
         ("strategy=pipeline:dualpipev:shard=2:reshard=true gpus=4", "use pipeline:interleaved"),
         ("strategy=pipeline:dualpipev gpus=3 micro_batch=4", "use microbatches=6, or pipeline:zbv"),
         ("strategy=pipeline:looped-bfs:chunks=1", "use pipeline:gpipe"),
+        *(
+            (f"strategy={name} precision=float8 gpus=4", "a rank would scale its part of a row; use bf16")
+            for name in ("tp", "fsdp:tp=2", "pipeline:1f1b:pp=2:tp=2")
+        ),
+        ("strategy=deepspeed precision=float8", "which was not tried; use bf16"),
+        ("strategy=fsdp:params=bf16 precision=fp16", "needs --precision bf16 or float8, not fp16"),
         ("strategy=pipeline:zbv compile=true", "leave --compile out"),
         ("strategy=pipeline:dualpipev compile=true", "leave --compile out"),
         ("strategy=pipeline:gpipe:chunks=3", "one stage a rank; leave chunks out"),
@@ -179,6 +185,8 @@ def test_a_layout_that_the_model_or_the_nodes_rule_out_is_refused(fields, reason
         "strategy=fsdp compile=true",
         "strategy=fsdp:tp=2 gpus=4",
         "strategy=fsdp:params=bf16 precision=bf16",
+        "strategy=fsdp:cp=2:params=bf16 precision=float8 compression=none",
+        "strategy=pipeline:zbv precision=float8",
         "strategy=scratch-fsdp:stage=1",
         "strategy=hsdp gpus=4 node_size=2",
         "strategy=manual:keep*3+reshard",
