@@ -7,7 +7,7 @@ bfloat16: its sums are over tokens, whose number depends on how a batch is divid
 values with any other rows, in a micro-batch, in a microbatch of a pipeline and in a part of a sequence.
 
 Everything is under autocast to bfloat16, which computes all other operators as it does without float8: the
-embedding, the output layer, attention, norms, and the experts of a mixture, whose products are grouped.
+embedding, the output layer, attention, norms, a router, and experts, whose products are grouped.
 Parameters, their gradients and the optimizer stay what they are. A weight is scaled from its bfloat16 values,
 all of which are on the rank that computes with it. Sums are in single precision (`use_fast_accum=False`).
 """
@@ -36,13 +36,15 @@ def scale_products(module: nn.Module, layout: ModelLayout, without: str | None =
     """Have the linear layers of every block of `layout` compute in float8 under autocast, in place.
 
     A layer stays the module that it is, with its parameters. It computes in bfloat16 if the number of its
-    inputs or outputs does not divide by 16. `without` is the name of a device that lacks such products.
-    Raises UsageError for one, and if no layer of a block can compute in float8.
+    inputs or outputs does not divide by 16, or if the layout names layers that `tp` splits and not this one,
+    such as a router. `without` is the name of a device that lacks such products. Raises UsageError for one,
+    and if no layer of a block can compute in float8.
     """
     if without is not None:
         raise UsageError(f"{without} has no products in float8 (compute capability 8.9 has them): use bf16")
     parts = [part for name in layout.blocks for part in layout_module(module, name).modules()]
-    layers = [part for part in parts if type(part) is nn.Linear and not _odd(part)]
+    split = {layout_module(module, each.name) for each in layout.splits} or set(parts)
+    layers = [part for part in parts if type(part) is nn.Linear and part in split and not _odd(part)]
     if not layers:
         raise UsageError(
             f"--precision float8 needs blocks with linear layers whose inputs and outputs are multiples of "

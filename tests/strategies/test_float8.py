@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from harness.worker.proof.float8 import quantise_products
 from results.errors import UsageError
-from results.layout import ModelLayout
+from results.layout import LinearSplit, ModelLayout
 from strategies import Trainer, TrainSettings
 from strategies.devices import Cuda
 from strategies.training.float8 import ScaledLinear, scale_products
@@ -57,13 +57,13 @@ def test_a_product_and_its_gradients_by_hand() -> None:
     assert layer.bias.grad[:2].tolist() == [1.3125, 0]
 
 
-@pytest.mark.parametrize("workload", ["gpt-nano:seq=16", "llama-nano:seq=16"])
+@pytest.mark.parametrize("workload", ["gpt-nano:seq=16", "llama-nano:seq=16", "moe-nano:seq=16"])
 def test_a_simulation_of_its_own_code_has_the_same_bits(workload) -> None:
     """Sums of products that are exact in single precision, which torch adds up alike on one CPU."""
     built = build_workload(workload)
     ours, theirs = built.module, copy.deepcopy(built.module)
     scale_products(ours, built.layout)
-    quantise_products(theirs, built.layout.blocks)
+    quantise_products(theirs, built.layout.blocks, built.layout.splits)
     batch = built.synthetic(torch.Generator().manual_seed(0), 2)
     for module in (ours, theirs):
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -89,6 +89,10 @@ def test_what_is_no_layer_of_a_block_stays_as_it_is() -> None:
     of_block = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
     of_block += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
     assert named == {f"{block}.{name}" for block in built.layout.blocks for name in of_block}
+    router = ModelLayout(blocks=("0",), splits=(LinearSplit(name="0.1", by="outputs"),))
+    mixture = nn.Sequential(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)))
+    scale_products(mixture, router)
+    assert [type(part) for part in mixture[0]] == [nn.Linear, ScaledLinear]
     odd = nn.Sequential(nn.Sequential(nn.Linear(16, 24), nn.Linear(24, 16), nn.Linear(16, 16)))
     scale_products(odd, BLOCK)
     assert [type(part) for part in odd[0]] == [nn.Linear, nn.Linear, ScaledLinear]

@@ -14,12 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from results.layout import LinearSplit
 
-def quantise_products(module: nn.Module, blocks: Sequence[str]) -> None:
-    """Replace what the linear layers of the blocks compute under autocast."""
-    for block in blocks:
-        for layer in module.get_submodule(block).modules():
-            if type(layer) is nn.Linear and math.gcd(layer.in_features, layer.out_features) % 16 == 0:
+
+def quantise_products(module: nn.Module, blocks: Sequence[str], splits: Sequence[LinearSplit] = ()) -> None:
+    """Replace what the linear layers of the blocks compute under autocast; of `splits` these alone."""
+    names = {split.name for split in splits}
+    for name, layer in module.named_modules():
+        inside = any(name.startswith(f"{block}.") or name == block for block in blocks)
+        if type(layer) is nn.Linear and inside and (name in names or not names):
+            if math.gcd(layer.in_features, layer.out_features) % 16 == 0:
                 layer.__class__ = _Linear
 
 

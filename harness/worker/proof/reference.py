@@ -150,7 +150,8 @@ class ReferenceModel:
         if setup.cell.memory_format == "channels_last":
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if setup.cell.precision == "float8":
-            quantise_products(self.module, self.blocks)
+            layout = self.workload.layout
+            quantise_products(self.module, self.blocks, () if layout is None else layout.splits)
         self._resting: list[tuple[torch.UntypedStorage, int]] = []
 
     @torch.no_grad()
