@@ -29,7 +29,9 @@ DEFAULT_COLLECTIVE = "default"
 """The backend's own all-reduce."""
 Device = Literal["cpu", "cuda"]
 Backend = Literal["gloo", "nccl"]
-Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "float8"]
+HALVES = ("bf16", "fp16", "float8")
+"""The precisions under autocast; `float8` has autocast to bf16 around its products."""
 MemoryFormat = Literal["contiguous", "channels_last"]
 Checkpointing = bool | Literal["selective"]
 """False: all activations are kept; True: a block's are computed again in backward; selective: results of

@@ -68,6 +68,7 @@ SYNONYMS = MappingProxyType(
         "float16": "fp16",
         "half": "fp16",
         "bfloat16": "bf16",
+        "fp8": "float8",
         "--nodes": "--gpus-per-node",
         "--nnodes": "--gpus-per-node",
         "--nproc-per-node": "--gpus-per-node",

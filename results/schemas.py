@@ -70,8 +70,9 @@ def _losses_of_warmup(old: Json) -> Json:
 #                             dimensions of the communication
 #   rank-record -  unreleased  expert of the layout
 #   rank-record -, run-result -  unreleased  experts, even_workload; busiest_expert; rows of the ranks
-PLAN = Schema("plan", 4, Plan, upgrades={3: _one_order})
-CELL = Schema("cell", 3, Cell)
+#   cell 4, plan 5  unreleased  the precision float8
+PLAN = Schema("plan", 5, Plan, upgrades={3: _one_order})
+CELL = Schema("cell", 4, Cell)
 LAUNCH = Schema("launch", 5, Launch, upgrades={4: _one_order})
 ATTEMPT = Schema("attempt", 2, Attempt, measured=True)
 RANK_RECORD = Schema("rank-record", 6, RankRecord, upgrades={4: _losses_of_warmup}, measured=True)

@@ -91,6 +91,10 @@ class DeviceKind(ABC):
     def limit_memory(self, share: float) -> None:
         """Limit the memory that the allocator may reserve for this process to this share of the device."""
 
+    def without_float8(self) -> str | None:
+        """Return the name of a device that has no products in float8; None if it has them."""
+        return None
+
     @abstractmethod
     def random_state(self) -> Tensor | None:
         """Return the state of the device's generator; None if the device draws from the host's."""
@@ -216,6 +220,10 @@ class Cuda(StreamedDevice):
 
     def limit_memory(self, share: float) -> None:
         torch.cuda.set_per_process_memory_fraction(share, self.device)
+
+    def without_float8(self) -> str | None:
+        has = torch.version.hip is None and torch.cuda.get_device_capability(self.device) >= (8, 9)
+        return None if has else torch.cuda.get_device_name(self.device)
 
     def random_state(self) -> Tensor:
         return torch.cuda.get_rng_state(self.device)

@@ -93,6 +93,7 @@ def _combination(
         or _whole(_grouping(cell, strategy))
         or _of(strategy, _averaged(cell, strategy))
         or _whole(_machine(cell))
+        or _of(strategy, _scaled(cell, strategy))
         or _whole(_compressed(cell, strategy, compressor))
         or _whole(_collected(cell, collective, compressor))
         or _of(strategy, _absent(strategy))
@@ -146,6 +147,13 @@ def _averaged(cell: Cell, strategy: StrategyFacts) -> str | None:
             f"needs --compression {UNCOMPRESSED}, not {cell.compression}: "
             f"without equal replicas no proof shows what was lost; leave --compression out"
         )
+    return None
+
+
+def _scaled(cell: Cell, strategy: StrategyFacts) -> str | None:
+    """Return why a strategy excludes products in float8."""
+    if cell.precision == "float8" and strategy.groups(cell.gpus, cell.node_size).tensor > 1:
+        return "does not go with --precision float8: a rank would scale its part of a row; use bf16"
     return None
 
 

@@ -46,9 +46,10 @@ class ShardingFacts(StrategyFacts):
         return ("gathers parameters in bf16",) if self.gathers_bf16 else ()
 
     def refusal(self, cell: Cell) -> str | None:
-        if self.gathers_bf16 and cell.precision != "bf16":
+        if self.gathers_bf16 and cell.precision not in ("bf16", "float8"):
             return (
-                f"{self.name}:params=bf16 computes in bf16: it needs --precision bf16, not {cell.precision}"
+                f"{self.name}:params=bf16 computes in bf16: it needs --precision bf16 or float8, not "
+                f"{cell.precision}"
             )
         return None
 

@@ -24,6 +24,7 @@ from strategies.saving.checkpoints import Checkpoints, Resumed, Saving
 from strategies.saving.state import Stateful, from_plain, require_attachable, restore, state_of, to_plain
 from strategies.saving.whole import whole_state, write_whole
 from strategies.training.checkpointing import checkpoint_blocks
+from strategies.training.float8 import scale_products
 from strategies.training.layouts import found_layout
 from strategies.training.loss import Batch, Loss, parts_with_losses
 from strategies.training.observer import Phase, SilentObserver, StepObserver
@@ -117,6 +118,8 @@ class Trainer:
         self.parameter_bytes = sum(parameter.nbytes for parameter in module.parameters())
         """Bytes of the complete model, of which this rank may have a part."""
         layout = found_layout(module) if layout is None else layout
+        if settings.precision == "float8":
+            scale_products(module, layout, device_of(device).without_float8())
         if settings.activation_checkpointing:
             selective = settings.activation_checkpointing == "selective"
             checkpoint_blocks(module, layout, selective=selective)

@@ -53,11 +53,20 @@ def _sum(x: Tensor, dims: list[int] | None, keepdim: bool = False) -> Tensor:
     return total
 
 
+def _scaled(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor, *others: Any) -> Tensor:
+    half = a.shape[1] // 2
+    first = aten._scaled_mm(a[:, :half], b[:half], of_a, of_b, *others)
+    second = aten._scaled_mm(a[:, half:], b[half:], of_a, of_b, *others)
+    total: Tensor = second + first
+    return total
+
+
 _HALVED: dict[Any, Callable[..., Tensor]] = {
     aten.mm.default: lambda a, b: _product(aten.mm, a, b),
     aten.bmm.default: lambda a, b: _product(aten.bmm, a, b),
     aten.addmm.default: lambda bias, a, b: _product(aten.mm, a, b) + bias,
     aten.sum.dim_IntList: _sum,
+    aten._scaled_mm.default: _scaled,
 }
 
 

@@ -279,9 +279,8 @@ def refusal(cell: Cell, *, trains: bool = False) -> str | None:
         return f"{spec.text} does not take {dataset.name}; it takes {', '.join(known.datasets)}"
     if isinstance(known.minimum_batch, int) and cell.micro_batch < known.minimum_batch:
         return f"BatchNorm of {spec.text} needs at least {known.minimum_batch} samples in a micro-batch"
-    if not isinstance(known.memory_formats, Unknown) and cell.memory_format not in known.memory_formats:
-        takes = ", ".join(known.memory_formats)
-        return f"{spec.text} does not take --memory-format {cell.memory_format}; it takes {takes}"
+    if reason := _unsuited(cell, known):
+        return f"{spec.text} {reason}"
     held_out, use = (dataset.held_out, " to train on") if trains else (0, "")
     share = None if dataset.samples is None else (dataset.samples - held_out) // cell.replicas
     if share is not None and share < cell.micro_batch:
@@ -289,4 +288,14 @@ def refusal(cell: Cell, *, trains: bool = False) -> str | None:
             f"{dataset.name} has {share} {dataset.takes}{use} for each of {cell.replicas} replicas, fewer "
             f"than a micro-batch of {cell.micro_batch}"
         )
+    return None
+
+
+def _unsuited(cell: Cell, known: WorkloadFacts) -> str | None:
+    """Return why a model does not take a memory format or a precision; None if it does."""
+    if not isinstance(known.memory_formats, Unknown) and cell.memory_format not in known.memory_formats:
+        takes = ", ".join(known.memory_formats)
+        return f"does not take --memory-format {cell.memory_format}; it takes {takes}"
+    if cell.precision == "float8" and known.heads == ():
+        return "has no transformer blocks, whose linear layers --precision float8 is for; use bf16"
     return None

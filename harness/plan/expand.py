@@ -286,7 +286,7 @@ class _PlanBuilder:
             return Reason("nodes", why)
         if cell.link_mbit_per_s is not None and self._limit.link is not None:
             return Reason("link", self._limit.link)
-        beyond = self._limit.reason(cell.gpus)
+        beyond = self._limit.reason(cell.gpus) or self._limit.arithmetic(cell)
         return None if beyond is None else Reason("machine", beyond)
 
 

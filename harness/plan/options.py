@@ -188,7 +188,7 @@ JOB_TIME = Kind(
     lambda value, where: (read_job_time_s(value, where),),
 )
 TEXT = Kind("a text", "TEXT", str, lambda value, where: (value,) if value.strip() else ())
-PRECISIONS = Kind("fp32, tf32, bf16 or fp16", "NAME,...", str, NAMES.items, get_args(Precision))
+PRECISIONS = Kind("fp32, tf32, bf16, fp16 or float8", "NAME,...", str, NAMES.items, get_args(Precision))
 MEMORY_FORMATS = Kind("contiguous or channels_last", "NAME,...", str, NAMES.items, get_args(MemoryFormat))
 SWITCHES = Kind("true or false", "BOOL,...", str, _worded("true or false", _SWITCHES), bare=True)
 _KINDS = "all (true), none (false) or selective"

@@ -21,12 +21,13 @@ import msgspec
 from harness.machine.device import usable_cores, visible_gpus
 from results.catalogue.gpus import (
     catalogue_name,
+    lacks_float8,
     link_bytes_per_s,
     memory_bytes,
     memory_bytes_per_s,
     peak_flops_per_s,
 )
-from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell, Device, StepPolicy
+from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, HALVES, UNCOMPRESSED, Cell, Device, StepPolicy
 from results.errors import SchemaError, StoreError
 from results.groups import Dimension, GroupLayout
 from results.network import NETWORK_FILE, NetworkTable
@@ -368,7 +369,7 @@ class Surroundings:
             source = "--memory-limit-mb"
         planned = f"of which {self.room / MIB:,.0f} may be planned"
         lines = [f"memory {self.memory / MIB:,.0f} MiB ({source}), {planned}"]
-        if cell.precision in ("bf16", "fp16"):
+        if cell.precision in HALVES:
             lines.append(
                 f"{cell.precision} activations are counted as fp32, kept and sent: an upper estimate"
             )
@@ -503,6 +504,13 @@ class Limit:
         stated = memory_bytes(self.gpus.gpu_name or "")
         # The catalogue's GB can be GiB: an A100 of 80 GB has 85e9 bytes.
         return self.gpus.gpu_bytes or (stated and stated * 2**30 // 10**9)
+
+    def arithmetic(self, cell: Cell) -> str | None:
+        """Why the GPUs cannot compute in a cell's precision; None if they can, or if it is not known."""
+        name = "" if self.gpus is None or cell.device != "cuda" else self.gpus.gpu_name or ""
+        if cell.precision == "float8" and lacks_float8(name):
+            return f"{name} has no products in float8; use --precision bf16"
+        return None
 
     def reason(self, gpus: int) -> str | None:
         """Why a cell of `gpus` workers does not run here; None if it does."""

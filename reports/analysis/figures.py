@@ -219,7 +219,7 @@ def _why_not_exposed(runs: Sequence[RunResult]) -> str:
     return reasons[0] if reasons else "not measured"
 
 
-_BITS: dict[Precision, int] = {"fp32": 32, "tf32": 19, "bf16": 16, "fp16": 16}
+_BITS: dict[Precision, int] = {"fp32": 32, "tf32": 19, "bf16": 16, "fp16": 16, "float8": 8}
 
 
 def training_of(figures: CellFigures) -> Training:

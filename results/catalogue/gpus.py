@@ -48,7 +48,11 @@ _COLUMNS: dict[Precision, str] = {
     "tf32": "tf32_dense_tflops",
     "bf16": "bf16_dense_tflops",
     "fp16": "fp16_dense_tflops",
+    "float8": "fp8_dense_tflops",
 }
+_WITHOUT_FLOAT8 = re.compile(r"(V100|T4|A10G|A100|A800|MI250X|MI300X)-")
+"""Rows without products of e4m3 as torch has them: compute capabilities below 8.9 (torch's `_scaled_mm`), and
+CDNA 2 and 3, of which the latter has the types without negative zero (torch.float8_e4m3fnuz)."""
 
 
 @cache
@@ -78,6 +82,11 @@ def peak_flops_per_s(device_name: str, precision: Precision) -> float | None:
         return None
     text = _rows()[name][_COLUMNS[precision]]
     return float(text) * 1e12 if text else None
+
+
+def lacks_float8(device_name: str) -> bool:
+    """Return whether the catalogue knows that a device has no products in float8."""
+    return bool(_WITHOUT_FLOAT8.match(catalogue_name(device_name) or ""))
 
 
 def memory_bytes(device_name: str) -> int | None:

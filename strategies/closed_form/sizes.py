@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from results.cell import Cell, Checkpointing
+from results.cell import HALVES, Cell, Checkpointing
 from results.groups import GroupLayout
 from results.parts import VALUE_BYTES, ModelParts, Part
 from strategies.optimizers import OPTIMIZERS
@@ -167,7 +167,7 @@ class Activations:
             (int(_GRADIENT_SHARE * w) + w - k for w, k in zip(whole, kept, strict=True)), default=0
         )
         casts = 0
-        if sizes.cell.precision in ("bf16", "fp16"):
+        if sizes.cell.precision in HALVES:
             again = [
                 block.values_over(self._tensor) for block, mode in zip(blocks, modes, strict=True) if mode
             ]

@@ -97,6 +97,8 @@ class DeepSpeed(StrategyFacts):
                 f"{self.spec.text} does not go with --precision fp16: DeepSpeed's own scaling of the loss is "
                 f"not built here for GPUs, and it computes in fp16 on no CPU; use bf16"
             )
+        if cell.precision == "float8":
+            return f"{self.spec.text} does not go with --precision float8, which was not tried; use bf16"
         if self.stage == 3 and cell.activation_checkpointing == "selective":
             return (
                 f"{self.spec.text} does not go with --selective-checkpointing: DeepSpeed's linear layers add "

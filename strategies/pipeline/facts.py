@@ -33,12 +33,12 @@ from strategies.experts.facts import refusal as same_tokens
 from strategies.experts.facts import require_even, row_messages, views
 from strategies.facts import AutoPoint, Proposal, StrategyFacts, quotient
 from strategies.fsdp.facts import padded_bytes, shard_bytes
-from strategies.pipeline.order import SPLITTING, Shape, idle_share, replayed_bubble, stages_of
+from strategies.pipeline.order import FOLDED, LOOPED, SPLITTING, Shape, idle_share, replayed_bubble, stages_of
 from strategies.tensor_parallel.facts import OPTIONS as SEQUENCE
 from strategies.tensor_parallel.facts import activation_messages
 
 _CHUNKS = 2
-_LOOPED = ("interleaved", "zero-bubble")
+_WEIGHED = ("zero-bubble", "zbv")
 _LOSS_BYTES = 8
 
 
@@ -49,8 +49,8 @@ class Pipeline(StrategyFacts):
     help = "the blocks in stages, one after another; micro-batches follow each other through them"
     positional = Option(
         kind="str",
-        choices=("gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"),
-        help="the schedule: gpipe, 1f1b, interleaved, zero-bubble or zbv",
+        choices=("gpipe", "1f1b", "interleaved", "looped-bfs", "zero-bubble", "zbv", "dualpipev"),
+        help="the schedule: gpipe, 1f1b, interleaved, looped-bfs, zero-bubble, zbv or dualpipev",
         example="gpipe",
     )
     options = MappingProxyType(
@@ -63,7 +63,7 @@ class Pipeline(StrategyFacts):
                 default=_CHUNKS,
                 minimum=1,
                 maximum=64,
-                help="stages of a rank, only for interleaved and zero-bubble",
+                help="stages of a rank, only for interleaved, looped-bfs and zero-bubble",
             ),
             "dp": Option(kind="int", default=1, minimum=1, help="parallel pipelines, each with its own data"),
             "pp": Option(
@@ -98,7 +98,7 @@ class Pipeline(StrategyFacts):
 
     @property
     def schedule(self) -> str:
-        """`gpipe`, `1f1b`, `interleaved`, `zero-bubble` or `zbv`."""
+        """A name of the choices of the positional option."""
         return str(self.spec.positional)
 
     @property
@@ -108,7 +108,7 @@ class Pipeline(StrategyFacts):
     @property
     def chunks(self) -> int:
         """Stages of a rank."""
-        return self.spec.integer("chunks") if self.schedule in _LOOPED else 1 + (self.schedule == "zbv")
+        return self.spec.integer("chunks") if self.schedule in LOOPED else 1 + (self.schedule in FOLDED)
 
     def shape(self, ranks: int) -> Shape:
         """Return the schedule over the ranks of all pipelines."""
@@ -201,22 +201,25 @@ class Pipeline(StrategyFacts):
                 f"{self.spec.text} leaves {ranks} stage for each pipeline: use {REFERENCE_STRATEGY}, a "
                 f"smaller dp, or a larger pp"
             )
-        if self.schedule not in _LOOPED and self.spec.integer("chunks") != _CHUNKS:
+        if self.schedule not in LOOPED and self.spec.integer("chunks") != _CHUNKS:
             return (
-                f"chunks ({self.spec.integer('chunks')}) needs pipeline:interleaved or pipeline:zero-bubble: "
-                f"{self.schedule} has {('one stage', 'two stages')[self.chunks - 1]} a rank; leave chunks out"
+                f"chunks ({self.spec.integer('chunks')}) needs pipeline:interleaved, pipeline:looped-bfs or "
+                f"pipeline:zero-bubble: {self.schedule} has {('one stage', 'two stages')[self.chunks - 1]} a "
+                f"rank; leave chunks out"
             )
-        if self.schedule == "interleaved" and self.chunks < 2:
-            return f"pipeline:interleaved needs chunks of at least 2, not {self.chunks}: use pipeline:1f1b"
-        if self.schedule in _LOOPED and pieces % (rounds := max(1, pieces // ranks)):
+        instead = {"interleaved": "1f1b", "looped-bfs": "gpipe"}.get(self.schedule)
+        if instead and self.chunks < 2:
+            return f"{self.schedule} needs chunks of at least 2, not {self.chunks}: use pipeline:{instead}"
+        if self.schedule in ("interleaved", "zero-bubble") and pieces % (rounds := max(1, pieces // ranks)):
             return (
                 f"microbatches ({pieces}) must be a multiple of their rounds ({rounds}) through {ranks} "
                 f"pipeline ranks; use microbatches={ranks * -(-pieces // ranks)}"
             )
-        if self.schedule == "1f1b" and pieces < ranks:
+        least, other = {"1f1b": (ranks, "gpipe"), "dualpipev": (2 * ranks, "zbv")}.get(self.schedule, (1, ""))
+        if pieces < least:
             return (
-                f"microbatches ({pieces}) must be at least pipeline ranks ({ranks}) for 1f1b; use "
-                f"microbatches={ranks}, or pipeline:gpipe"
+                f"microbatches ({pieces}) must be at least {least} for {self.schedule} on {ranks} pipeline "
+                f"ranks; use microbatches={least}, or pipeline:{other}"
             )
         return None
 
@@ -239,8 +242,8 @@ class Pipeline(StrategyFacts):
     @classmethod
     def proposals(cls, point: AutoPoint) -> Iterator[Proposal]:
         """Yield 1F1B with each number of stages that divides the ranks and does not exceed the blocks, in
-        order, and the schedules that divide the backward pass where the blocks are enough for two stages a
-        rank.
+        order, and zero-bubble and zbv where the blocks are enough for two stages a rank. Without overlap of
+        a pair dualpipev idles as long as zbv, and breadth first takes more memory than interleaved.
 
         The number of microbatches is the number of stages or more; a divided backward pass has the most.
         """
@@ -252,7 +255,7 @@ class Pipeline(StrategyFacts):
             refused = samples if isinstance(samples, str) else None
             counts = [stages] if isinstance(samples, str) else microbatch_counts(samples, stages)
             schedules = [("1f1b", count) for count in counts]
-            schedules += [(name, counts[-1]) for name in SPLITTING if 2 * stages <= point.blocks]
+            schedules += [(name, counts[-1]) for name in _WEIGHED if 2 * stages <= point.blocks]
             grids = [f"dp={copies}"] + [f"pp={stages}:shard={copies}"] * (copies > 1)
             for ranks, (schedule, count) in product(grids, schedules):
                 yield Proposal(
@@ -280,17 +283,19 @@ class Pipeline(StrategyFacts):
     def in_flight(self, cell: Cell, rank: int) -> int:
         """Return the maximum number of microbatches between forward and backward on all stages of `rank`.
 
-        GPipe: all m. 1F1B: p - s of stage s, at most m (Narayanan et al. 2021, arXiv:2104.04473, section
-        2.2.1). Interleaved with v stages a rank: (v - 1) R + 2 (p - s - 1) + 1, at most v m, where R is p if
-        it divides m; for s = 0 this is v p (1 + (p - 1) / (p v)) (Korthikanti et al. 2022, arXiv:2205.05198,
-        section 4.2.3). The others follow from their order (`order.py`): zero-bubble begins p - s - 1 passes
-        ahead, and zbv has 2 p on every rank if m is at least 2 p - 1. A divided backward pass begins with
-        the gradient of the input.
+        GPipe: all m, and looped-bfs v m. 1F1B: p - s of stage s, at most m (Narayanan et al. 2021,
+        arXiv:2104.04473, section 2.2.1). Interleaved with v stages a rank: (v - 1) R + 2 (p - s - 1) + 1, at
+        most v m, where R is p if it divides m; for s = 0 this is v p (1 + (p - 1) / (p v)) (Korthikanti et
+        al. 2022, arXiv:2205.05198, section 4.2.3). The others follow from their order (`order.py`):
+        zero-bubble begins p - s - 1 passes ahead, zbv has 2 p on every rank if m is at least 2 p - 1, and
+        dualpipev one more. A divided backward pass begins with the gradient of the input.
         """
         shape, pieces = self.shape(cell.gpus), self.microbatches
         behind = shape.ranks - rank - 1
-        if self.schedule == "gpipe":
-            return pieces
+        if self.schedule in ("gpipe", "looped-bfs"):
+            return self.chunks * pieces
+        if self.schedule == "dualpipev":
+            return 2 * shape.ranks + 1
         if self.schedule == "zbv":
             return min(pieces, shape.ranks + behind) + min(pieces, rank + 1)
         hops = 2 if self.schedule == "interleaved" else 1
@@ -380,7 +385,7 @@ class Pipeline(StrategyFacts):
             buckets = -(-largest // BUCKET_BYTES)
             across: Receivers = ("replicate", groups.replicate)
             yield term("gradients", "all-reduce", across, payload=largest, operations=buckets)
-        if parts.trained.shared_values and groups.pipeline > 1 and self.schedule != "zbv":
+        if parts.trained.shared_values and groups.pipeline > 1 and self.schedule not in FOLDED:
             shared = padded_bytes(groups, _shared(parts.trained)) // groups.shard_ranks
             yield term("shared gradients", "all-reduce", ("pipeline", 2), payload=shared, operations=1)
         yield term("loss", "broadcast", ("pipeline", groups.pipeline), payload=_LOSS_BYTES, operations=1)
@@ -432,23 +437,27 @@ class Pipeline(StrategyFacts):
 
     def bubble(self, ranks: int) -> float:
         """Return (p - 1) / m, and a v-th of that with v stages a rank (Narayanan et al. 2021,
-        arXiv:2104.04473, sections 2.2.1 and 2.2.2); each micro-batch has one bubble.
+        arXiv:2104.04473, sections 2.2.1 and 2.2.2); each micro-batch has one bubble. With fewer microbatches
+        than ranks the first one reaches p - m passes after the last one each next stage of a rank.
 
         A divided backward pass, with F, B and W the times of the forward pass and of both parts, leaves
         zero-bubble (p - 1) (F + B - W) / v (ZB-H1 in Qi et al. 2023, arXiv:2401.10241, table 2), or
         (p - 1) F / v if that is more, if m is at least p. ZB-V idles nowhere between its first and its last
         pass if F = B = W (section 6), but all ranks wait for the last one, which begins p - 1 passes late
-        and has as many to catch up. F = B = W is assumed, as of products with weights; `order.idle_share`
-        replays the order for other times, and `order.replayed_bubble` for those of each stage.
+        and has as many to catch up. F = B = W is assumed, as of products with weights; then the order of
+        dualpipev, which torch computes without overlap, idles for the p - 1 passes of zbv.
+        `order.idle_share` replays the order for other times, and `order.replayed_bubble` for those of each
+        stage.
         """
         shape = self.shape(ranks)
-        if self.schedule == "zbv":
+        if self.schedule in FOLDED:
             late = max(shape.ranks - 1, 2 * (2 * shape.ranks - 1 - shape.pieces))
             return late / (6 * shape.pieces)
         if self.schedule == "zero-bubble" and shape.pieces < shape.ranks:
             return idle_share(shape)
         parts = 3 if self.schedule in SPLITTING else 1
-        return (shape.ranks - 1) / (parts * shape.pieces * shape.chunks)
+        late = (shape.chunks - 1) * max(0, shape.ranks - shape.pieces)
+        return (shape.ranks - 1 + late) / (parts * shape.pieces * shape.chunks)
 
     def replayed_bubble(self, ranks: int, seconds: Mapping[tuple[int, str], float]) -> float | None:
         return replayed_bubble(self.shape(ranks), seconds)

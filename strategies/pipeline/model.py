@@ -2,12 +2,12 @@
 
 The schedules come from torch.distributed.pipelining: GPipe (Huang et al. 2018, arXiv:1811.06965), 1F1B
 (Narayanan et al. 2019, PipeDream-Flush in arXiv:2006.09503) and interleaved 1F1B (Narayanan et al. 2021,
-arXiv:2104.04473, section 2.2), where each of p ranks has v stages that lie p apart. `order.py` has those
-that divide the backward pass: zero-bubble, with the stages of interleaved 1F1B, and zbv, whose first and last
-stage are on rank 0.
+arXiv:2104.04473, section 2.2), where each of p ranks has v stages that lie p apart. `order.py` has the
+others: looped-bfs and zero-bubble, with the stages of interleaved 1F1B, and zbv and dualpipev, whose first
+and last stage are on rank 0.
 
 Messages of one step of a copy, with m microbatches a micro-batch and S stages: the activations of each
-microbatch over each edge between two ranks (S - 1, and one less with zbv), and their gradients back; the
+microbatch over each edge between two ranks (S - 1, and one less in a V), and their gradients back; the
 gradient of a parameter that the first and the last stage share, summed over their two ranks; eight bytes of
 the loss. With several copies of the pipeline the gradients of each stage are averaged over them once, after
 the last microbatch.
@@ -33,9 +33,11 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
+    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
     ScheduleZBVZeroBubble,
 )
 
@@ -49,7 +51,7 @@ from strategies.experts.model import ExpertSplit
 from strategies.fsdp.shards import DeviceGrid, local, require_shardable
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.pipeline.facts import Pipeline
-from strategies.pipeline.order import SPLITTING
+from strategies.pipeline.order import LOOPED
 from strategies.pipeline.shards import ShardedStages
 from strategies.pipeline.stages import StageFunction, StageModule, Twin, cut_model, prune, require_cuttable
 from strategies.tensor_parallel.model import TensorSplit
@@ -68,8 +70,10 @@ _KINDS: Mapping[str, type[Any]] = {
     "gpipe": ScheduleGPipe,
     "1f1b": Schedule1F1B,
     "interleaved": ScheduleInterleaved1F1B,
+    "looped-bfs": ScheduleLoopedBFS,
     "zero-bubble": ScheduleInterleavedZeroBubble,
     "zbv": ScheduleZBVZeroBubble,
+    "dualpipev": ScheduleDualPipeV,
 }
 
 
@@ -85,10 +89,8 @@ class PipelineModel(ParallelModel):
         facts, groups, layout = cast(Pipeline, setting.facts), setting.groups, setting.layout
         self._kind, self._device, self._pieces = facts.schedule, setting.device, facts.microbatches
         self.forward_alone = False
-        self.bubble_ideal = ideal_bubble(groups.pipeline, self._pieces, facts.chunks)
-        if facts.schedule in SPLITTING:
-            idle = facts.bubble(groups.ranks)
-            self.bubble_ideal = idle / (1 + idle)
+        idle = facts.bubble(groups.ranks)
+        self.bubble_ideal = idle / (1 + idle)
         require_cuttable(module, layout)
         if groups.shard_ranks > 1:
             require_shardable(module, layout)
@@ -105,7 +107,7 @@ class PipelineModel(ParallelModel):
         self.decided_over = everyone = Link(setting.exchange.group)
         take_values(everyone, setting.fill, (*module.parameters(), *module.buffers()))
         self._pipeline = everyone.split(groups.groups("pipeline"), duplex=True)
-        self._connect(circular=facts.schedule in ("interleaved", "zero-bubble"))
+        self._connect(circular=facts.schedule in LOOPED)
         copies = groups.groups("replicate", "shard", "context")
         self._copies = everyone.split(copies) if len(copies) < groups.ranks else None
         self._parts = self._pipeline
@@ -373,15 +375,6 @@ class PipelineModel(ParallelModel):
         """Return the number of ranks of a pipeline that have the same part of a parameter."""
         tensor = 1 if self._grid is None else self._grid.groups.tensor
         return (1 + (name in self._copied)) * self._slicings.copies(name, tensor)
-
-
-def ideal_bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
-    """Return the share of a step in which a rank idles if all stages cost the same and messages take no time.
-
-    With p ranks, m microbatches and v stages a rank: (p - 1) / (v m + p - 1). Narayanan et al. 2021,
-    arXiv:2104.04473, section 2.2, divide the same idle time by the time of an ideal step: (p - 1) / (v m).
-    """
-    return (ranks - 1) / (chunks * microbatches + ranks - 1)
 
 
 def _ends(groups: GroupLayout) -> list[list[int]]:

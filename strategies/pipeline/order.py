@@ -3,6 +3,9 @@
 1F1B and its descendants: Narayanan et al. 2021, arXiv:2104.04473, section 2.2. `zero-bubble` and `zbv` divide
 a backward pass into the gradient of the input, for which the stage before waits, and the gradients of
 weights, which fill gaps: ZB-H1 with v stages a rank, and ZB-V, of Qi et al. 2023, arXiv:2401.10241.
+`looped-bfs` is breadth first (Lamy-Poirier 2022, arXiv:2211.05953). `dualpipev` is DualPipe (DeepSeek-AI
+2024, arXiv:2412.19437, section 3.2.1) folded into a V, and divides only some backward passes; torch computes
+both passes of a pair one after another.
 """
 
 from __future__ import annotations
@@ -12,7 +15,11 @@ from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
 Part = Literal["forward", "backward", "input", "weights"]
-SPLITTING = ("zero-bubble", "zbv")
+LOOPED = ("interleaved", "looped-bfs", "zero-bubble")
+"""The schedules whose stage s is on rank s mod p; the number of stages a rank is chosen."""
+FOLDED = ("zbv", "dualpipev")
+"""The schedules whose rank r has the stages r and 2 p - 1 - r."""
+SPLITTING = ("zero-bubble", *FOLDED)
 """The schedules that divide the backward pass."""
 
 
@@ -44,13 +51,24 @@ class Shape(NamedTuple):
 
 
 def stages_of(schedule: str, rank: int, ranks: int, stages: int) -> list[int]:
-    """Return the stages of a rank: stage s is on rank s mod p, but with zbv rank r has r and 2 p - 1 - r."""
-    return [rank, stages - 1 - rank] if schedule == "zbv" else list(range(rank, stages, ranks))
+    """Return the stages of a rank, by `LOOPED` and `FOLDED`; with one stage a rank, rank r has stage r."""
+    return [rank, stages - 1 - rank] if schedule in FOLDED else list(range(rank, stages, ranks))
 
 
 def order(shape: Shape, rank: int) -> list[Action]:
     """Return what `rank` computes, one after another, as torch's schedules do it."""
-    return list(_v(shape, rank) if shape.schedule == "zbv" else _looped(shape, rank))
+    if shape.schedule == "looped-bfs":
+        return _breadth_first(shape, stages_of(shape.schedule, rank, shape.ranks, shape.last + 1))
+    if shape.schedule in FOLDED:
+        parts = _v(shape, rank) if shape.schedule == "zbv" else _dual(shape, rank)
+        return list(_numbered(shape, parts))
+    return list(_looped(shape, rank))
+
+
+def _breadth_first(shape: Shape, own: list[int]) -> list[Action]:
+    """Go through each stage with all microbatches, and back in the opposite order."""
+    forward = [Action("forward", stage, at) for stage in own for at in range(shape.pieces)]
+    return forward + [one._replace(part="backward") for one in reversed(forward)]
 
 
 def _looped(shape: Shape, rank: int) -> Iterator[Action]:
@@ -78,11 +96,10 @@ def _looped(shape: Shape, rank: int) -> Iterator[Action]:
     yield from (action("weights", at) for at in range(max(0, total - rank), total) if splits)
 
 
-def _v(shape: Shape, rank: int) -> Iterator[Action]:
+def _v(shape: Shape, rank: int) -> list[tuple[Part, int]]:
     """Go down to the last rank and up again, as if there were at least 2 p - 1 microbatches."""
     ranks, pieces, away = shape.ranks, max(2 * shape.ranks - 1, shape.pieces), shape.ranks - rank
     down, up = stages_of("zbv", rank, ranks, 2 * ranks)
-    seen: Counter[tuple[Part, int]] = Counter()
     parts: list[tuple[Part, int]] = [("forward", down)] * (2 * away - 1)
     parts += [("forward", up), ("forward", down)] * rank
     through: list[tuple[Part, int]] = [("forward", up), ("input", up), ("weights", up)]
@@ -94,10 +111,39 @@ def _v(shape: Shape, rank: int) -> Iterator[Action]:
     parts += [("input", down), ("weights", down)] * away
     parts += [("weights", up)] * rank
     parts += [("weights", down)] * rank
+    return parts
+
+
+def _dual(shape: Shape, rank: int) -> list[tuple[Part, int]]:
+    """Go down and up at the same time: forward passes of one stage pair with backward passes of the other,
+    and the second half of the last backward passes is divided."""
+    away = shape.ranks - 1 - rank
+    down, up = stages_of("dualpipev", rank, shape.ranks, 2 * shape.ranks)
+    parts: list[tuple[Part, int]] = [("forward", down)] * (2 * away)
+    parts += [("forward", down), ("forward", up)] * (rank + 1)
+    parts += [("input", up), ("weights", up), ("forward", up)] * away
+    turned: list[tuple[Part, int]] = [("backward", up), ("forward", up), ("backward", down)]
+    parts += [("forward", down), *turned] * (shape.pieces - 2 * shape.ranks + rank + 1)
+    parts += turned * away
+    last = [up, down] * (rank + 1)
+    parts += [("backward" if at <= rank else "input", stage) for at, stage in enumerate(last)]
+    left = last[rank + 1 :] + [down] * away
+    for stage in left[:away]:
+        parts += [("weights", stage), ("input", down)]
+    return parts + [("weights", stage) for stage in left[away:]]
+
+
+def _numbered(shape: Shape, parts: list[tuple[Part, int]]) -> Iterator[Action]:
+    """Yield each part with its microbatch, one after another, which a complete backward pass counts for both
+    of its parts; of those beyond the last microbatch none."""
+    seen: Counter[tuple[Part, int]] = Counter()
     for part, stage in parts:
-        seen[part, stage] += 1
-        if seen[part, stage] <= shape.pieces:
-            yield Action(part, stage, seen[part, stage] - 1)
+        first: Part = "input" if part == "backward" else part
+        at = seen[first, stage]
+        seen[first, stage] += 1
+        seen["weights", stage] += part == "backward"
+        if at < shape.pieces:
+            yield Action(part, stage, at)
 
 
 EQUAL: Mapping[Part, float] = {"forward": 1.0, "backward": 2.0, "input": 1.0, "weights": 1.0}
@@ -141,7 +187,8 @@ def _replay(shape: Shape, seconds: Mapping[tuple[int, str], float]) -> tuple[flo
                 waiting.append(rank)
                 break
             begin = max(now[rank], ends[needed] if needed else 0.0)
-            now[rank] = ends[action] = begin + seconds[action.stage, action.part]
+            now[rank] = begin + seconds[action.stage, action.part]
+            ends[_result(action)] = now[rank]
             at[rank] += 1
     return max(now), [sum(seconds[one.stage, one.part] for one in own) for own in orders]
 
@@ -155,4 +202,9 @@ def _needed(action: Action, shape: Shape) -> Action | None:
         return Action("input", stage, microbatch)
     if stage == shape.last:
         return Action("forward", stage, microbatch)
-    return Action(part, stage + 1, microbatch)
+    return Action("input", stage + 1, microbatch)
+
+
+def _result(action: Action) -> Action:
+    """Return the action that neighbours wait for: a complete backward pass has the gradient of the input."""
+    return action._replace(part="input") if action.part == "backward" else action

@@ -23,6 +23,7 @@ _PRODUCTS = {
         _aten.mm,
         _aten.bmm,
         _aten.addmm,
+        _aten._scaled_mm,
         _aten.convolution,
         _aten._scaled_dot_product_flash_attention,
         _aten._scaled_dot_product_flash_attention_for_cpu,

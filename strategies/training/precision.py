@@ -14,13 +14,14 @@ from strategies.collectives.link import Link
 from strategies.compression.base import State
 from strategies.gradient_exchange import AuditableExchange
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "float8": torch.bfloat16}
 
 
 def autocast(
     precision: Precision, device: torch.device, *, caches: bool = True
 ) -> AbstractContextManager[object]:
-    """Return the context of forward and loss: autocast for `bf16` and `fp16`, none for `fp32` and `tf32`.
+    """Return the context of forward and loss: autocast for `bf16`, `fp16` and `float8` (to bf16), none for
+    `fp32` and `tf32`.
 
     `caches`: a weight is cast once, and the result is kept until the context ends.
     """

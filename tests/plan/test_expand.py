@@ -254,6 +254,20 @@ def test_a_link_is_for_cpu_ranks_and_the_cores_limit_it_like_any_cell() -> None:
     assert axes(few) == [("ddp", "none", "default", "none", [2]), ("ddp", "none", "default", "1gbit", [2])]
 
 
+def test_a_known_gpu_without_products_in_float8_is_a_skip() -> None:
+    call = {"workload": "gpt-nano", "gpus": "1", "strategy": "single", "precision": "float8"}
+    for name, reason in (
+        ("NVIDIA A100-SXM4-80GB", "use --precision bf16"),
+        ("NVIDIA L4", None),
+        (None, None),
+    ):
+        plan = plan_of(device="cuda", **call, limit=Limit(gpus=Devices(gpu_name=name)))
+        assert [skip.reason for skip in plan.skips] == (
+            [f"{name} has no products in float8; {reason}"] if reason else []
+        )
+    assert plan_of(**call, limit=Limit(gpus=Devices(gpu_name="NVIDIA A100-SXM4-80GB"))).cells
+
+
 def test_where_no_link_can_be_made_cells_under_one_are_skipped_with_the_reason() -> None:
     request = request_of(workload="mlp", gpus="1,2", batch_size=8, link="none,1gbit")
     plan = expand(request, study="s", created_at="t", limit=Limit(link="tc is not installed"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import results.catalogue.gpus as catalogue
-from results.catalogue.gpus import catalogue_name, peak_flops_per_s
+from results.catalogue.gpus import catalogue_name, lacks_float8, peak_flops_per_s
 
 # What torch.cuda.get_device_name gives on such a machine, and the row of gpus.csv.
 DRIVER_NAMES = {
@@ -140,3 +140,17 @@ def test_tensor_cores_are_faster_than_plain_fp32(row) -> None:
     fp32, tf32, fp16 = (_peak(row, name) for name in ("fp32", "tf32_dense", "fp16_dense"))
     assert fp32 is None or fp16 is None or 1.9 * fp32 < fp16
     assert fp32 is None or tf32 is None or fp32 <= tf32
+
+
+def test_the_peak_in_float8_is_twice_that_in_bf16_and_older_cards_are_known_to_have_none() -> None:
+    """The data sheets double it, and round."""
+    for row in catalogue._rows().values():
+        if row["fp8_dense_tflops"]:
+            ratio = float(row["fp8_dense_tflops"]) / float(row["bf16_dense_tflops"])
+            assert ratio == pytest.approx(2, rel=0.03)
+            assert lacks_float8(row["gpu"]) == (row["gpu"] == "MI300X-192GB")
+    assert peak_flops_per_s("NVIDIA H100 80GB HBM3", "float8") == 1979e12
+    assert lacks_float8("NVIDIA A100-SXM4-80GB")
+    # The catalogue has no peak of this one, and a name that it does not know may have such products.
+    assert not lacks_float8("NVIDIA H200 NVL")
+    assert not lacks_float8("another")

@@ -23,7 +23,8 @@ from results.parts import ModelParts
 from strategies import Trainer, TrainSettings
 from strategies.catalog import STRATEGIES, group_layout
 from strategies.pipeline.facts import Pipeline
-from strategies.pipeline.model import _own_errors, ideal_bubble
+from strategies.pipeline.model import _own_errors
+from strategies.pipeline.order import FOLDED
 from strategies.pipeline.stages import Twin, cut_model
 from strategies.training.gathered import CopiesDifferError
 from workloads.build import build_workload
@@ -40,6 +41,8 @@ SCHEDULES = [
     (2, "interleaved", [*FIRST, *SECOND]),
     (2, "zero-bubble", WHOLE),
     (2, "zbv", WHOLE),
+    (2, "dualpipev", WHOLE),
+    pytest.param(2, "looped-bfs", FIRST, marks=pytest.mark.slow),
     pytest.param(4, "1f1b", FIRST, marks=pytest.mark.slow),
     (4, "1f1b:dp=2", SECOND),
 ]
@@ -73,7 +76,7 @@ def test_every_schedule_trains_as_the_model_does_in_one_piece(ranks, size, sched
         serial_pipelines.assert_as_serial(results, case, strategy)
 
 
-EACH_SCHEDULE = ["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"]
+EACH_SCHEDULE = ["gpipe", "1f1b", "interleaved", "looped-bfs", "zero-bubble", "dualpipev", "zbv"]
 
 
 @pytest.mark.parametrize(
@@ -195,14 +198,17 @@ def test_an_error_of_a_stage_is_raised(ranks) -> None:
 
 
 def test_the_ideal_bubble_by_hand(ranks) -> None:
-    for stages, pieces, idle in ((2, 4, 1 / 5), (4, 4, 3 / 7), (4, 8, 3 / 11), (8, 32, 7 / 39)):
-        assert ideal_bubble(stages, pieces) == pytest.approx(idle)
-    # Two stages a rank, each half as long: (p - 1) / v of 8 + (p - 1) / v.
-    assert ideal_bubble(4, 8, 2) == pytest.approx(1.5 / 9.5)
+    for size, strategy, idle in (
+        *((2, "1f1b", 1 / 4), (4, "1f1b", 3 / 4), (4, "gpipe:microbatches=8", 3 / 8)),
+        # Two stages a rank, each half as long.
+        (4, "interleaved:microbatches=8", 1.5 / 8),
+    ):
+        assert STRATEGIES.facts(f"pipeline:{strategy}").bubble(size) == pytest.approx(idle)
+    # A share of the step with its bubble.
     [first, _] = ranks(2, pipelines.step_of, "tied", "pipeline:interleaved:chunks=3:microbatches=2", {})
-    assert first["ideal"] == 1 / (3 * 2 + 1)
+    assert first["ideal"] == pytest.approx(1 / (3 * 2 + 1))
     [first, *_] = ranks(4, pipelines.step_of, "tied", "pipeline:1f1b:dp=2", {})
-    assert first["ideal"] == 1 / 5
+    assert first["ideal"] == pytest.approx(1 / 5)
 
 
 # The stages that a plan reckons with are those that the workers cut.
@@ -242,6 +248,8 @@ def test_a_plan_and_a_worker_cut_alike(workload, stages) -> None:
         (8, "interleaved", 8, 2),
         (3, "zero-bubble", 4, 2),
         (8, "zbv", 3, 2),
+        (4, "dualpipev", 8, 2),
+        (3, "looped-bfs:chunks=3", 5, 3),
         (256, "zbv:dp=32", 4, 2),
         (256, "gpipe:dp=8", 3, 1),
         (256, "1f1b:dp=16", 16, 1),
@@ -273,7 +281,7 @@ def test_the_messages_of_a_pipeline_of_many_ranks(size, schedule, pieces, chunks
             calls.clear()
             trainer.step(iter([(tokens, tokens)]))
             found = Counter(tuple(call) for call in calls)
-        folds = schedule.startswith("zbv")
+        folds = schedule.startswith(FOLDED)
         own = [stage for stage in range(stages) if stage % groups.pipeline == place]
         own = [place, stages - 1 - place] if folds else own
         edges = sum(stage < stages - 1 for stage in own) + sum(stage > 0 for stage in own)

@@ -231,6 +231,8 @@ COUNTED: list[Any] = [
     pytest.param(2, "pipeline:gpipe", "llama", {}, marks=pytest.mark.slow),
     (2, "pipeline:zero-bubble", "gpt", {"accumulation": 2}),
     (2, "pipeline:zbv", "gpt", {"accumulation": 2}),
+    (2, "pipeline:dualpipev", "gpt", {}),
+    (2, "pipeline:looped-bfs", "gpt", {}),
     pytest.param(2, "pipeline:zbv", "untied", {}, marks=pytest.mark.slow),
     (4, "pipeline:1f1b:pp=2:shard=2", "gpt", {"accumulation": 2}),
     (4, "pipeline:zbv:pp=2:shard=2", "untied", {}),

@@ -18,7 +18,7 @@ from results.errors import BenchError
 from results.outcome import Outcome
 from strategies.catalog import STRATEGIES, group_layout
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "zbv")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "looped-bfs", "zero-bubble", "zbv", "dualpipev")
 ATTENTION = ("ulysses", "gathered")
 WORKLOAD = "llama-nano:seq=32"
 MOST_IN_CI = 20

@@ -33,6 +33,7 @@ from harness.worker.exchange.group import ExchangeGroup
 from harness.worker.proof import examination, proof, reference
 from results.record import STEPS
 from strategies import optimizers as optimizer
+from strategies import trainer
 from strategies.ddp.model import DdpModel
 from strategies.optimizers import AdamW, Sgd
 from strategies.trainer import Trainer
@@ -42,6 +43,12 @@ from workloads import data
 
 DIGITS: Fields = MLP | {"dataset": "digits"}
 WIDE: Fields = WIDE_FP32 | {"precision": "bf16"}
+NANO: Fields = {
+    "workload": "llama-nano:seq=16",
+    "micro_batch": 4,
+    "optimizer": "adamw:lr=0.001",
+    "precision": "float8",
+}
 PRECISION = "the step was computed in fp32"
 BUFFERS = "buffers differs from the serial simulation"
 
@@ -267,6 +274,10 @@ def _half_precision_ignored(rank: int, size: int) -> Planted:
     return patch.object(parallel, "autocast", lambda *given, **named: nullcontext())
 
 
+def _float8_ignored(rank: int, size: int) -> Planted:
+    return patch.object(trainer, "scale_products", lambda *given: None)
+
+
 # On two ranks a sum has one order and the bound is zero; on three it is that of rounding.
 @pytest.mark.parametrize(
     ("mutation", "sizes", "fields", "detail"),
@@ -310,6 +321,9 @@ def _half_precision_ignored(rank: int, size: int) -> Planted:
         (_half_precision_ignored, [1], GPT | {"precision": "fp16"}, PRECISION),
         (_half_precision_ignored, [2], WIDE | {"strategy": "local-sgd:2"}, PRECISION),
         (_half_precision_ignored, [2], WIDE | {"compression": "topk:0.1"}, PRECISION),
+        (_half_precision_ignored, [1], NANO | {"strategy": "single"}, PRECISION),
+        (_float8_ignored, [2], NANO | {"strategy": "fsdp"}, f"{PRECISION} or bf16"),
+        (_float8_ignored, [2], NANO | {"strategy": "pipeline:zbv"}, f"{PRECISION} or bf16"),
         (_dropout_drawn_from_a_seed_of_the_trainers_own, [2], MLP, GRADIENT),
     ],
 )

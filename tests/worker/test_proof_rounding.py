@@ -7,6 +7,7 @@ from planting import Fields
 
 # Of four keys' and BatchNorms' biases the gradients are zero but for rounding.
 CELL: Fields = {"workload": "py:proof_models:cancelling", "micro_batch": 8, "optimizer": "adamw:lr=0.01"}
+NANO: Fields = {"workload": "llama-nano:seq=16", "micro_batch": 4, "optimizer": "adamw:lr=0.001"}
 PIPELINE: Fields = CELL | {"strategy": "pipeline:1f1b:microbatches=2"}
 
 
@@ -21,6 +22,7 @@ PIPELINE: Fields = CELL | {"strategy": "pipeline:1f1b:microbatches=2"}
         (2, PIPELINE | {"precision": "bf16"}),
         pytest.param(2, PIPELINE | {"precision": "fp16", "clip_norm": 0.1}, marks=pytest.mark.slow),
         (2, CELL | {"strategy": "ddp", "precision": "bf16"}),
+        (2, NANO | {"strategy": "pipeline:1f1b", "precision": "float8"}),
     ],
 )
 def test_what_is_compared_within_a_tolerance_may_be_summed_in_another_order(

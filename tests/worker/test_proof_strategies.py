@@ -36,6 +36,7 @@ SHARDED_STAGES: Fields = PIPELINE | {"strategy": "pipeline:1f1b:microbatches=2:p
 DIVIDED: Fields = NANO | {"strategy": "pipeline:zero-bubble"}
 FOLDED: Fields = DIVIDED | {"strategy": "pipeline:zbv"}
 RESNET: Fields = {"workload": "resnet18-32px", "micro_batch": 4, "optimizer": "sgd:lr=0.002"}
+EIGHT: Fields = {"precision": "float8"}
 TWICE_CLIPPED: Fields = {"accumulation": 2, "clip_norm": 0.1}
 
 SAME_BITS = "gradients, buffers and updates are equal bit for bit"
@@ -44,6 +45,7 @@ NORM = "updates agree within the rounding of a norm over shards"
 CLIPPED = f"gradients are equal bit for bit; {NORM}"
 ROUNDED_AND_CLIPPED = f"gradients agree within the rounding of a sum in another order; {NORM}"
 EACH = "gradients agree within 0.0001 of their L2 norm, parameter by parameter"
+COARSEST = "gradients agree within 0.2 of their L2 norm"
 COARSE = "gradients agree within 0.03 of their L2 norm, parameter by parameter"
 
 
@@ -80,6 +82,12 @@ COARSE = "gradients agree within 0.03 of their L2 norm, parameter by parameter"
         (4, PIPELINE | {"strategy": "pipeline:1f1b:microbatches=2:dp=2"}, 2, EACH),
         (2, DIVIDED | TWICE_CLIPPED, 1, EACH),
         (2, FOLDED | TWICE_CLIPPED, 1, EACH),
+        (2, FOLDED | EIGHT, 1, f"{COARSEST}, parameter by parameter"),
+        (2, NANO | EIGHT | {"strategy": "fsdp:cp=2"}, 1, f"{COARSEST}, parameter by parameter"),
+        (2, NANO | EIGHT | {"strategy": "fsdp:params=bf16", "accumulation": 2}, 2, COARSEST),
+        (2, MIXTURE | EIGHT | {"strategy": "zero1", "activation_checkpointing": "selective"}, 2, COARSEST),
+        (2, FOLDED | {"strategy": "pipeline:dualpipev"} | TWICE_CLIPPED, 1, EACH),
+        (2, FOLDED | {"strategy": "pipeline:looped-bfs"} | TWICE_CLIPPED, 1, EACH),
         pytest.param(2, FOLDED | {"workload": "gpt-nano:seq=16", "precision": "bf16"}, 1, COARSE),
         (4, FOLDED | {"strategy": "pipeline:zbv:dp=2"}, 2, EACH),
         (4, SHARDED_STAGES | TWICE_CLIPPED, 2, EACH),

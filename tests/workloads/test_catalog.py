@@ -162,6 +162,10 @@ def cell(workload: str, dataset: str = "synthetic", *, micro_batch: int = 8, **c
             cell("gpt-nano", memory_format="channels_last"),
             "does not take --memory-format channels_last; it takes contiguous",
         ),
+        *(
+            (cell(workload, precision="float8"), f"{workload} has no transformer blocks")
+            for workload in ("mlp", "resnet18-32px")
+        ),
         # 1797 // 2 = 898.
         (
             cell("mlp", "digits", micro_batch=899),

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from harness.worker.cell.sampler import Sampler
 from harness.worker.cell.setup import CellSetup, seed_step
+from harness.worker.proof.float8 import quantise_products
 from harness.worker.rank.control import hash_number
 from results.cell import Cell, Precision
 from results.parts import ALIGNED_BYTES
@@ -49,7 +50,9 @@ CLIP_PIECE = 2**18
 """Values that are converted to double precision at a time."""
 
 
-HALF: Mapping[Precision, torch.dtype] = MappingProxyType({"bf16": torch.bfloat16, "fp16": torch.float16})
+HALF: Mapping[Precision, torch.dtype] = MappingProxyType(
+    {"bf16": torch.bfloat16, "fp16": torch.float16, "float8": torch.bfloat16}
+)
 """The types of autocast."""
 Beat = Callable[[], None]
 """Reports that the rank is still at work."""
@@ -146,6 +149,9 @@ class ReferenceModel:
         self.module = self.workload.module.to(setup.device)
         if setup.cell.memory_format == "channels_last":
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if setup.cell.precision == "float8":
+            layout = self.workload.layout
+            quantise_products(self.module, self.blocks, () if layout is None else layout.splits)
         self._resting: list[tuple[torch.UntypedStorage, int]] = []
 
     @torch.no_grad()
@@ -255,7 +261,7 @@ def simulate_step(
 
 
 ROUNDOFF: Mapping[Precision, float] = MappingProxyType(
-    {"fp32": UNIT_ROUNDOFF, "tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11}
+    {"fp32": UNIT_ROUNDOFF, "tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11, "float8": 2.0**-8}
 )
 """Largest change of a number by one rounding, relative to it."""
 
