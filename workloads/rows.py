@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 
 class RowCount:
@@ -26,12 +27,12 @@ class RowCount:
     def add(self, counts: Tensor) -> None:
         """Add the rows (experts,) that a forward pass is about to compute, without waiting for the device."""
         if self._total is not None:
-            _add(self._total, counts)
+            add_once(self._total, counts)
 
     def drop(self, number: Tensor) -> None:
         """Add the rows, a scalar, that no expert of a forward pass has a place for, as `add` does."""
         if self._total is not None:
-            _add(self._dropped, number)
+            add_once(self._dropped, number)
 
     def dropped(self) -> int:
         """Return the rows that were dropped since `begin`, as `read` does."""
@@ -47,13 +48,19 @@ class RowCount:
 @torch.library.custom_op(
     "bench::add_rows", mutates_args=("total",), schema="(Tensor(a!) total, Tensor counts) -> ()"
 )
-def _add(total: Tensor, counts: Tensor) -> None:
+def add_once(total: Tensor, counts: Tensor) -> None:
+    """Add counts of a forward pass to `total`, in place."""
     # Checkpointed blocks compute their rows again in backward. The compiler calls this operator as it is, so
     # that both are told apart in compiled code as well.
     if torch._C._current_graph_task_id() == -1:
         total.add_(counts)
 
 
-@_add.register_fake
+@add_once.register_fake
 def _(total: Tensor, counts: Tensor) -> None:
     return
+
+
+@register_flop_formula(torch.ops.bench.add_rows)
+def _(*shapes: object, **named: object) -> int:
+    return 0
