@@ -30,6 +30,7 @@ from strategies.training.loss import Batch, Loss, parts_with_losses
 from strategies.training.observer import Phase, SilentObserver, StepObserver
 from strategies.training.parallel import Blank, GradientTask, Initial, TrainSettings
 from strategies.training.precision import ScaledFeedback, loss_scaler, set_float32_math
+from strategies.training.tallies import Tallies
 
 _OF_THE_STEP = (
     *("optimizer", "accumulation", "precision", "clip_norm"),
@@ -129,6 +130,7 @@ class Trainer:
         )
         self.link = Link(group) if facts.distributed else None
         """The link to the ranks that train together; None with `single`."""
+        self._tallies = Tallies(module, facts, self.link, device)
         self.model = lay_out(
             module,
             settings.strategy,
@@ -231,6 +233,7 @@ class Trainer:
         self.scaler.update()
         self._feedback.end()
         self.model.updated()
+        self._tallies.settle(self.model.bare)
         self.optimizer.zero_grad()
         self.steps += 1
 

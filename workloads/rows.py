@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 
 class RowCount:
@@ -26,12 +27,12 @@ class RowCount:
     def add(self, counts: Tensor) -> None:
         """Add the rows (experts,) that a forward pass is about to compute, without waiting for the device."""
         if self._total is not None:
-            (_compiled_add if torch.compiler.is_compiling() else _add)(self._total, counts)
+            add_once(self._total, counts)
 
     def drop(self, number: Tensor) -> None:
         """Add the rows, a scalar, that no expert of a forward pass has a place for, as `add` does."""
         if self._total is not None:
-            _add(self._dropped, number)
+            add_once(self._dropped, number)
 
     def dropped(self) -> int:
         """Return the rows that were dropped since `begin`, as `read` does."""
@@ -42,6 +43,11 @@ class RowCount:
         assert self._total is not None
         counted: list[int] = self._total.tolist()
         return counted
+
+
+def add_once(total: Tensor, counts: Tensor) -> None:
+    """Add counts of a forward pass to `total`, in place."""
+    (_compiled_add if torch.compiler.is_compiling() else _add)(total, counts)
 
 
 def _add(total: Tensor, counts: Tensor) -> None:
@@ -55,3 +61,8 @@ _compiled_add = torch.library.custom_op(
 )
 """The same as an operator, which compiled code calls as it is, and which is slower to call."""
 _compiled_add.register_fake(lambda total, counts: None)
+
+
+@register_flop_formula(torch.ops.bench.add_rows)
+def _(*shapes: object, **named: object) -> int:
+    return 0

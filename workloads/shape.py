@@ -54,6 +54,8 @@ class WorkloadFacts:
     """Why a user's own model cannot be cut into a pipeline, if that is known and its parts are not."""
     undivided: str | None = None
     """Why the tokens of a sequence cannot be divided over ranks, as a clause; None: they can."""
+    together: str | None = None
+    """Why all replicas have to take each step together, as a clause; None: they need not."""
     batch_norm: bool | Unknown
     minimum_batch: int | Unknown
     """The samples of the smallest possible micro-batch: BatchNorm may need more than one."""

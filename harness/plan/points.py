@@ -211,10 +211,14 @@ def _undealt(cell: Cell, known: WorkloadFacts, groups: GroupLayout) -> str | Non
 
 
 def _undivided(cell: Cell, known: WorkloadFacts, strategy: StrategyFacts) -> str | None:
-    """Why a workload needs complete sequences that the strategy divides; None if it does not."""
-    if known.undivided is None or not (strategy.attention or strategy.splits_tokens):
-        return None
-    return f"{cell.workload} does not fit {cell.strategy}, which divides sequences: {known.undivided}"
+    """Why a workload needs complete sequences, or steps of all replicas, that the strategy divides; None if
+    it does not."""
+    unfit, promise = f"{cell.workload} does not fit {cell.strategy}", strategy.promise
+    if known.undivided is not None and (strategy.attention or strategy.splits_tokens):
+        return f"{unfit}, which divides sequences: {known.undivided}"
+    if known.together is not None and not promise.averages_all_gradients(promise.after):
+        return f"{unfit}, whose replicas take steps apart: {known.together}"
+    return None
 
 
 def _uneven_sequence(

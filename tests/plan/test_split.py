@@ -42,6 +42,10 @@ from results.plan import Plan
             {"workload": "moe-nano:aux=0.01:capacity=2", "strategy": "fsdp:cp=2"},
             "aux and capacity are defined over complete sequences",
         ),
+        (
+            {"workload": "moe-nano:bias=0.001", "strategy": "local-sgd:4"},
+            "moe-nano:bias=0.001 does not fit local-sgd:4, whose replicas take steps apart: bias moves after",
+        ),
         ({"workload": "moe-nano:aux=0.01", "strategy": "tp:sequence=true"}, "which divides sequences: aux"),
         # 4 / 4 is one sample, and BatchNorm over one pixel of it has no variance.
         (
@@ -69,6 +73,7 @@ def test_a_size_that_does_not_divide_is_refused_with_the_numbers(fields, reason)
         {"strategy": "tp", "gpus": 4},
         {"strategy": "fsdp:tp=2", "gpus": 6},
         {"workload": "moe-nano:aux=0.01", "strategy": "fsdp:tp=2", "gpus": 4},
+        {"workload": "moe-nano:bias=0.01", "strategy": "pipeline:1f1b", "gpus": 4},
         {"workload": "llama-nano", "strategy": "tp", "gpus": 2},
         {"workload": "resnet18-32px", "strategy": "pipeline:gpipe", "micro_batch": 8},
         {"workload": "resnet18-32px", "strategy": "pipeline:gpipe:microbatches=2", "micro_batch": 4},

@@ -142,3 +142,19 @@ def test_the_warm_up_of_local_sgd_averages_gradients_in_a_loop_of_ones_own(threa
 def test_a_device_that_training_does_not_know_is_refused() -> None:
     with pytest.raises(UsageError, match=r"meta .*: use cpu or cuda"):
         Trainer(nn.Linear(4, 4), F.mse_loss, device=torch.device("meta"), settings=TrainSettings())
+
+
+class Counting(nn.Linear):
+    """A layer that moves by a count."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.register_buffer("tally", torch.zeros(2, dtype=torch.int64))
+
+
+def test_replicas_that_take_steps_apart_count_nothing_together() -> None:
+    sent = RecordingGroup(0, 2)
+    with pytest.raises(UsageError, match=r"layer moves by a count over all replicas .* local-sgd:2 they take"):
+        a_trainer(
+            nn.ModuleDict({"layer": Counting()}), group=sent, strategy="local-sgd:2", optimizer=PLAIN_SGD
+        )

@@ -60,6 +60,7 @@ SHAPES: dict[str, Shape] = {
     "moe": MOE,
     "moe-not-renormalised": replace(MOE, renormalised=False, chosen=3, kv_heads=4),
     "moe-auxiliary": replace(MOE, aux=0.01),
+    "moe-bias": replace(MOE, bias=0.001),
     "moe-capacity": replace(MOE, capacity=3.0),
     "moe-balanced": replace(MOE, routing="balanced", tied=False),
     "moe-skewed": replace(MOE, routing="skewed", skew=3),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 from results.errors import SpecError, UsageError
 from workloads.catalog import WORKLOADS, even_workload, shape_of
 from workloads.moe import MoEShape
-from workloads.moe.model import SparseMLP, forced_experts, grouped_products, looped_products
+from workloads.moe.model import Balance, SparseMLP, forced_experts, grouped_products, looped_products
 
 SMALL = MoEShape(
     layers=1,
@@ -136,6 +137,35 @@ def test_the_auxiliary_loss_is_of_each_sequence() -> None:
     torch.testing.assert_close(ours, theirs)
 
 
+def test_a_bias_moves_the_choices_and_not_the_weights() -> None:
+    torch.manual_seed(0)
+    layer, plain = SparseMLP(replace(SMALL, bias=0.25)), SparseMLP(SMALL)
+    plain.load_state_dict(layer.state_dict(), strict=False)
+    x = torch.randn(2, 24, 12)
+    torch.testing.assert_close(layer(x), plain(x))
+    # Expert 3 has at least as much as the largest score of another.
+    layer.balance.bias[3] = 1.0
+    for token, out in zip(x.flatten(0, 1), layer(x).flatten(0, 1), strict=True):
+        other = (layer.gate.weight @ token).index_fill(0, torch.tensor(3), -math.inf).argmax()
+        torch.testing.assert_close(out, _one_token(layer, token, [3, int(other)]))
+    tally = layer.balance.tally.tolist()
+    assert (sum(tally), tally[3] >= 48) == (2 * 96, True)
+    with torch.no_grad():
+        layer(x)
+    layer.eval()(x)
+    assert layer.balance.tally.tolist() == tally
+
+
+def test_a_bias_moves_by_its_step_towards_the_mean() -> None:
+    balance = Balance(4, 0.25)
+    balance.count(torch.tensor([1, 2, 0, 5]))
+    # 2 is the mean.
+    balance.settle(balance.tally)
+    assert balance.bias.tolist() == [0.25, 0, 0.25, -0.25]
+    balance.settle(torch.tensor([6, 6, 6, 7]))
+    assert (balance.bias.tolist(), balance.tally.tolist()) == ([0.5, 0.25, 0.5, -0.5], [0] * 4)
+
+
 def test_grouped_products_are_those_of_the_loop() -> None:
     torch.manual_seed(0)
     rows, weight = (
@@ -190,7 +220,7 @@ def test_tokens_without_their_positions_are_refused() -> None:
 
 
 def test_a_part_of_a_sequence_is_refused_by_what_is_of_complete_ones() -> None:
-    for how in ({"aux": 0.01}, {"capacity": 2.0}):
+    for how in ({"aux": 0.01}, {"capacity": 2.0}, {"bias": 0.001}):
         with pytest.raises(UsageError, match="complete sequences, and 12 of 24 tokens came"):
             SparseMLP(replace(SMALL, **how))(torch.zeros(1, 12, 12), torch.arange(6, 18))
 
@@ -200,6 +230,7 @@ def test_a_part_of_a_sequence_is_refused_by_what_is_of_complete_ones() -> None:
     [
         ("moe-nano:aux=0.01:routing=balanced", "aux balances a router's choices: use routing=learned"),
         ("moe-nano:aux=-1", "at least 0"),
+        ("moe-nano:bias=0.001:routing=skewed", "bias balances a router's choices: use routing=learned"),
         ("moe-nano:skew=3", "skew needs routing=skewed"),
         ("moe-nano:routing=skewed:skew=5", "at most 4 times the mean, not 5"),
         ("mixtral-8x7b:seq=40000", "at most its context"),

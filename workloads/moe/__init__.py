@@ -39,6 +39,9 @@ class MoEShape(LlamaShape):
     capacity: float = 0.0
     """The rows of a sequence that an expert computes at most, in means of all experts; 0: all of them."""
 
+    bias: float = 0.0
+    """The step of the bias that balances the choices of experts: see `workloads.moe.model.Balance`."""
+
     @property
     def options(self) -> Mapping[str, Option]:
         routing = Option(
@@ -66,20 +69,31 @@ class MoEShape(LlamaShape):
             help="most rows of a sequence that an expert computes, in means of all experts; it drops later "
             "ones; 0: none",
         )
-        own = {"routing": routing, "skew": skew, "aux": aux, "capacity": capacity}
+        bias = Option(
+            kind="float",
+            default=self.bias,
+            minimum=0,
+            help="step of the bias of each expert that balances choices over all replicas, without a loss",
+        )
+        own = {"routing": routing, "skew": skew, "aux": aux, "capacity": capacity, "bias": bias}
         return MappingProxyType({**super().options, **own})
 
     @property
     def even_options(self) -> Mapping[str, Value]:
-        return MappingProxyType({"routing": "balanced", "skew": self.skew, "aux": self.aux})
+        return MappingProxyType(
+            {"routing": "balanced", "skew": self.skew, "aux": self.aux, "bias": self.bias}
+        )
 
     def of(self, spec: Spec) -> Self:
         """Return the shape with these options. Raises SpecError as a text's shape does, for a skew that is
         not used or that needs more tokens than there are, and for a balance of experts that no router
         chooses."""
         shape = super().of(spec)
-        if shape.aux and shape.routing != "learned":
-            raise SpecError(f"workload {spec.name}: aux balances a router's choices: use routing=learned")
+        used = [name for name in ("aux", "bias") if getattr(shape, name)]
+        if used and shape.routing != "learned":
+            raise SpecError(
+                f"workload {spec.name}: {used[0]} balances a router's choices: use routing=learned"
+            )
         if shape.routing != "skewed":
             if shape.skew != self.skew:
                 raise SpecError(f"workload {spec.name}: skew needs routing=skewed: leave skew out")
@@ -97,12 +111,13 @@ class MoEShape(LlamaShape):
             parts=self.parts(),
             heads=(self.heads, self.kv_heads),
         )
-        return replace(known, undivided=self.undivided)
+        together = "bias moves after each step by the counts of all replicas" if self.bias else None
+        return replace(known, undivided=self.undivided, together=together)
 
     @property
     def undivided(self) -> str | None:
         """Why a rank needs complete sequences, as a clause; None if it does not."""
-        names = [name for name in ("aux", "capacity") if getattr(self, name)]
+        names = [name for name in ("aux", "capacity", "bias") if getattr(self, name)]
         verb = "are" if len(names) > 1 else "is"
         return f"{' and '.join(names)} {verb} defined over complete sequences" if names else None
 

@@ -21,7 +21,7 @@ from results.errors import UsageError
 from workloads.gpt.model import language_model
 from workloads.llama.model import Llama, LlamaBlock, layout_of
 from workloads.moe import MoEShape
-from workloads.rows import RowCount
+from workloads.rows import RowCount, add_once
 from workloads.workload import Workload
 
 
@@ -141,6 +141,39 @@ def _even(rows: int, experts: int) -> list[int]:
     return [each + (expert < rest) for expert in range(experts)]
 
 
+class Balance(nn.Module):
+    """The bias of each expert in the choice of a token's experts, not in their weights: it rises by `speed`
+    after a step of all replicas in which the expert was chosen less often than the mean, and falls after one
+    in which it was chosen more often.
+
+    Wang et al. 2024, arXiv:2408.15664; DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2. A Trainer settles
+    it: see `strategies.training.tallies`.
+    """
+
+    bias: Tensor
+    tally: Tensor
+
+    def __init__(self, experts: int, speed: float) -> None:
+        super().__init__()
+        self.speed = speed
+        self.register_buffer("bias", torch.zeros(experts))
+        self.register_buffer("tally", torch.zeros(experts, dtype=torch.int64))
+
+    def forward(self, scores: Tensor) -> Tensor:
+        """Add the bias to scores (tokens, E)."""
+        return scores + self.bias
+
+    def count(self, chosen: Tensor) -> None:
+        """Count how often each expert was chosen (E,) in a forward pass that trains."""
+        if self.training and torch.is_grad_enabled():
+            add_once(self.tally, chosen)
+
+    def settle(self, total: Tensor) -> None:
+        """Move the bias by the choices (E,) of a step."""
+        self.bias += self.speed * torch.sign(total.sum() - total * len(total))
+        self.tally.zero_()
+
+
 class SparseMLP(nn.Module):
     """The router and the experts of one layer."""
 
@@ -151,6 +184,7 @@ class SparseMLP(nn.Module):
         """The factor of the loss of a forward pass, set by a Trainer: see `strategies.training.loss`."""
         self.gate = nn.Linear(shape.width, shape.experts, bias=False)
         self.experts = Experts(shape)
+        self.balance = Balance(shape.experts, shape.bias) if shape.bias else None
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         tokens = x.flatten(0, 1)
@@ -171,6 +205,8 @@ class SparseMLP(nn.Module):
         Lepikhin et al. 2020, arXiv:2006.16668, section 2.2, where the group of tokens is another.
         """
         order, counts = chosen.flatten().argsort(stable=True), self._counts(chosen)
+        if self.balance is not None:
+            self.balance.count(counts.sum(0))
         most = self.shape.places
         if most is None or _without_values(counts):
             return order, counts.sum(0)
@@ -207,7 +243,8 @@ class SparseMLP(nn.Module):
                 f"divide sequences"
             )
         if shape.routing == "learned":
-            return scores.topk(shape.chosen).indices
+            biased = scores if self.balance is None else self.balance(scores)
+            return biased.topk(shape.chosen).indices
         if length != (shape.seq if positions is None else len(positions)):
             raise UsageError(
                 f"routing={shape.routing} chooses experts by the position of a token, and {length} tokens "

@@ -54,6 +54,7 @@ from harness.worker.proof.simulation import (
     Simulator,
     TrainedStep,
 )
+from harness.worker.proof.tallies import compare_settled, settled
 from harness.worker.rank.control import Control, hash_number
 from harness.worker.rank.failure import DivergedError
 from strategies.catalog import COMPRESSIONS, STRATEGIES
@@ -401,7 +402,9 @@ class Examination:
             assert found is not None
             return self._check_average(step, found)
         self._compare_history(step.history, found)
+        parts = settled(self.setup, self.trainer.model, self.control)
         self._update()
+        self._findings += compare_settled(self.trainer.model.bare, parts)
         updated = self._gathered(self.trainer.model.named_parameters(), kept=found is not None)
         if found is not None and found.replay is not None:
             finding = compare_update(updated, found.replay, step.start)
