@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from results.errors import UsageError
+from workloads.choices import Choice
 from workloads.gpt.model import language_model
 from workloads.llama.model import Llama, LlamaBlock, layout_of
 from workloads.moe import MoEShape
@@ -104,6 +105,7 @@ class SparseMLP(nn.Module):
         super().__init__()
         self.shape = shape
         self.gate = nn.Linear(shape.width, shape.experts, bias=False)
+        self.choice = Choice(shape.chosen)
         self.experts = Experts(shape)
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -120,9 +122,9 @@ class SparseMLP(nn.Module):
 
     def _route(self, tokens: Tensor, samples: int, positions: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the weights and the experts of tokens (n * seq, width), (n * seq, k) each."""
-        scores = self.gate(tokens).softmax(-1, dtype=torch.float32)
+        logits = self.gate(tokens)
         if self.shape.routing == "learned":
-            weights, chosen = scores.topk(self.shape.chosen)
+            chosen = self.choice(logits)
         else:
             length = len(tokens) // samples
             if length != (self.shape.seq if positions is None else len(positions)):
@@ -133,7 +135,7 @@ class SparseMLP(nn.Module):
             if positions is None:
                 positions = torch.arange(length, device=tokens.device)
             chosen = forced_experts(self.shape, positions).repeat(samples, 1)
-            weights = scores.gather(1, chosen)
+        weights = logits.softmax(-1, dtype=torch.float32).gather(1, chosen)
         if self.shape.renormalised:
             weights = weights / weights.sum(-1, keepdim=True)
         return weights, chosen
