@@ -9,8 +9,9 @@ The bound. If no score differs by more than d between a rank and the simulation,
 that the score of the rank's i-th choice is within 2 d of the simulation's i-th largest. On CPU in fp32,
 uncompiled, both sides do the same arithmetic: d = 0. Elsewhere rounding is a share of the terms of a score.
 The scores of a token are sums of equally many and large terms, and so their deviation shows the size of an
-error: 2 d is `NEAR` times the deviation of all scores of the call. Scores of moe-nano that take products and
-sums in halves, as another kernel may, differ by at most {MEASURED}.
+error: 2 d is `NEAR` times the deviation of all scores of the call. Scores of moe-nano, of 4 layers and of 24,
+that take products and sums in halves, as another kernel may, differ by at most 57 units of roundoff of the
+deviation in fp32 and by 10 in bf16 and fp16, where two choices were exchanged at a distance of up to 6.
 """
 
 from __future__ import annotations
@@ -88,8 +89,11 @@ class Choices:
         self, cell: Cell, groups: GroupLayout, every: Sequence[Recorded], findings: list[ProofFinding]
     ) -> None:
         """`every` are the choices of each rank; what is wrong with them is added to `findings`."""
-        self._cell, self._groups, self._every, self._findings = cell, groups, every, findings
-        self._facts = STRATEGIES.facts(cell.strategy)
+        self._groups, self._every, self._findings = groups, every, findings
+        facts = STRATEGIES.facts(cell.strategy)
+        self._samples = cell.micro_batch // facts.microbatches
+        """The samples of a forward pass."""
+        self._ends = facts.attention == HEAD_AND_TAIL
         self._near = 0.0 if exact_arithmetic(cell) else NEAR[cell.precision]
 
     @contextmanager
@@ -147,16 +151,15 @@ class Choices:
         their numbers.
         """
         groups, place = self._groups, self._groups.place(rank)
-        samples = self._cell.micro_batch // self._facts.microbatches
-        length = tokens // samples
+        length = tokens // self._samples
         at = torch.arange(length)
         if own < tokens and groups.context > 1:
-            first, ends = place["context"], self._facts.attention == HEAD_AND_TAIL
-            chunks = at.chunk(2 * groups.context if ends else groups.context)
-            at = torch.cat([chunks[first], chunks[-1 - first]]) if ends else chunks[first]
-        if own < samples * len(at) and groups.tensor > 1:
+            first = place["context"]
+            chunks = at.chunk(2 * groups.context if self._ends else groups.context)
+            at = torch.cat([chunks[first], chunks[-1 - first]]) if self._ends else chunks[first]
+        if own < self._samples * len(at) and groups.tensor > 1:
             at = at.chunk(groups.tensor)[place["tensor"]]
-        places = (torch.arange(samples)[:, None] * length + at).flatten()
+        places = (torch.arange(self._samples)[:, None] * length + at).flatten()
         return places if len(places) == own else None
 
     def _judge(self, where: str, scores: Tensor, taken: Tensor) -> None:
@@ -164,11 +167,12 @@ class Choices:
         scores, taken = scores.flatten(0, -2).double(), taken.flatten(0, -2)
         distances = (scores.topk(taken.shape[-1]).values - scores.gather(1, taken)).abs().amax(1)
         deviation = (scores - scores.mean(1, keepdim=True)).square().mean().sqrt()
-        token = int(distances.argmax())
-        farthest, bound = float(distances[token]), self._near * float(deviation)
+        worst = int(distances.argmax())
+        farthest, bound = float(distances[worst]), self._near * float(deviation)
+        sample, token = divmod(worst, len(scores) // self._samples)
         what = (
-            f"{where} sends token {token} to {taken[token].tolist()}, whose scores are {farthest:.3g} from "
-            f"the largest in the serial simulation, more than {bound:.3g} by rounding"
+            f"{where} chooses {taken[worst].tolist()} for token {token} of sample {sample}, with scores that "
+            f"are up to {farthest:.3g} from the largest in the serial simulation, more than {bound:.3g}"
         )
         self._found(what, farthest, bound)
 
