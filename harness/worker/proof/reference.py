@@ -56,7 +56,7 @@ Beat = Callable[[], None]
 Start = Callable[[], Iterable[tuple[str, Tensor]]]
 """Returns the parameters and buffers that a step begins with, anew for each replica."""
 Repeat = Callable[[nn.Module, int], AbstractContextManager[None]]
-"""Returns the context in which a module computes a replica's forward passes, with the choices of its ranks."""
+"""Returns the context in which a module computes a replica's forward passes with the choices of its ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
