@@ -45,7 +45,7 @@ class Layer(nn.Module):
 def _repeated(
     cell: Cell, every: list[dict[str, list[Tensor]]], scores: Tensor
 ) -> tuple[list[int], list[ProofFinding]]:
-    """What a layer chooses by scores (samples, tokens, n) in the simulation, and what the proof finds."""
+    """Return what a layer chooses by scores (samples, tokens, n) in the simulation, and what is found."""
     findings: list[ProofFinding] = []
     layer = Layer()
     choices = Choices(cell, group_layout(cell.strategy, cell.gpus), every, findings)
@@ -97,6 +97,13 @@ def test_microbatches_of_a_pipeline_and_repeated_passes_are_in_order() -> None:
     with choices.repeated(layer, 0):
         layer(torch.zeros(1, 2))
     assert [one.what for one in findings] == ["rank 1 chose 3 times in choice, and the simulation 1"]
+
+
+def test_nothing_is_recorded_under_the_compiler() -> None:
+    layer = Layer()
+    with recorded(layer, _cell("ddp", gpus=2, micro_batch=1, compile=True)) as own:
+        layer(torch.zeros(1, 2))
+    assert own == {}
 
 
 @pytest.mark.parametrize(
@@ -215,6 +222,7 @@ def _gradient_of_an_idle_expert_kept(rank: int, size: int) -> Planted:
         (_returned_to_the_neighbours_place, f"{GRADIENT}|{CHOICES}"),
         (_gradient_of_an_idle_expert_kept, GRADIENT),
     ],
+    ids=["neighbour", "worst", "weights", "place", "idle"],
 )
 def test_a_wrong_dispatch_is_caught(proofs, mutation, words, fields) -> None:
     results = proofs(2, fields, broken=mutation)

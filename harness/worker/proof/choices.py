@@ -83,7 +83,7 @@ def _repeats() -> bool:
 
 
 class Choices:
-    """What all ranks chose in one step, for the simulations of it."""
+    """Has the simulations of one step choose what all ranks chose in it."""
 
     def __init__(
         self, cell: Cell, groups: GroupLayout, every: Sequence[Recorded], findings: list[ProofFinding]
@@ -125,8 +125,8 @@ class Choices:
                 self._found(what, float(len(chosen) != calls[name]), 0.0)
 
     def _taken(self, name: str, ranks: Mapping[int, Recorded], call: int, own: Tensor) -> Tensor | None:
-        """Put the choices of a replica's ranks together as those of whole samples, (tokens, k); None if they
-        recorded none."""
+        """Return the choices of a replica's ranks in the order of whole samples, (tokens, k); None if a token
+        has none."""
         taken = torch.full(own.shape, -1, dtype=torch.int32)
         for rank, recorded in ranks.items():
             if call >= len(recorded.get(name, ())):

@@ -296,7 +296,7 @@ class Simulator:
         *,
         judged: bool = True,
     ) -> Simulated:
-        """`judged`: whether the choices of the ranks are compared with those of this simulation."""
+        """`judged`: whether the simulation judges the choices of the ranks."""
         return Simulated(
             step=step.number,
             replicas=replicas,
