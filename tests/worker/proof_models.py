@@ -16,6 +16,8 @@ from results.layout import LinearSplit, ModelLayout, splits_of
 from workloads import DataShare, Workload
 from workloads.gpt import GPTShape
 from workloads.gpt.model import build_gpt
+from workloads.moe import MoEShape
+from workloads.moe.model import build_moe
 
 
 def gpt() -> Workload:
@@ -76,6 +78,20 @@ def last_token() -> Workload:
         return F.cross_entropy(outputs[:, -1].float(), tokens)
 
     return replace(whole, synthetic=synthetic, loss=loss)
+
+
+def mixture() -> Workload:
+    """Its experts matter, and some of them have no token in a step."""
+    whole = build_moe(
+        MoEShape(
+            **{"layers": 2, "width": 16, "heads": 2, "kv_heads": 2, "hidden": 8, "vocabulary": 256},
+            **{"context": 16, "seq": 8, "tied": True, "experts": 32, "chosen": 2},
+        )
+    )
+    for name, parameter in whole.module.named_parameters():
+        if ".experts." in name:
+            nn.init.normal_(parameter, std=0.5)
+    return whole
 
 
 class Grouped(nn.Module):

@@ -23,7 +23,7 @@ BALANCED: Fields = {"workload": "moe-nano:routing=balanced:seq=16"}
 SKEWED: Fields = {"workload": "moe-nano:routing=skewed:seq=16"}
 
 
-def _sent_to_the_neighbour(rank: int, size: int) -> Planted:
+def _rows_sent_to_another_rank(rank: int, size: int) -> Planted:
     def wrong(original: Any, self: Any, own: int, forward: Any, rows: Tensor, counts: Tensor) -> Tensor:
         result: Tensor = original(self, own, forward, rows, counts.roll(1))
         return result
@@ -31,7 +31,7 @@ def _sent_to_the_neighbour(rank: int, size: int) -> Planted:
     return wrapped(ExpertSplit, "_forward", wrong)
 
 
-def _returned_to_the_neighbours_place(rank: int, size: int) -> Planted:
+def _results_of_another_token(rank: int, size: int) -> Planted:
     def wrong(original: Any, *given: Any) -> Tensor:
         result: Tensor = original(*given).roll(1, 0)
         return result
@@ -79,8 +79,8 @@ def _gradient_not_sent_back(rank: int, size: int) -> Planted:
 @pytest.mark.parametrize(
     ("mutation", "fields", "detail"),
     [
-        (_sent_to_the_neighbour, DEALT, GRADIENT),
-        (_returned_to_the_neighbours_place, DEALT, GRADIENT),
+        (_rows_sent_to_another_rank, DEALT, GRADIENT),
+        (_results_of_another_token, DEALT, GRADIENT),
         (_divided_by_the_ranks_of_a_shard, DEALT, GRADIENT),
         (_counts_late_by_a_step, DEALT, GRADIENT),
         (_experts_of_the_neighbour, DEALT, "other initial parameters"),

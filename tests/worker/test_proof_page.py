@@ -9,7 +9,17 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PAGE = HERE / "planted.md"
-FILES = ("mutations", "exchange", "strategies", "context", "sequence", "router", "sampled")
+FILES = (
+    "mutations",
+    "exchange",
+    "strategies",
+    "context",
+    "sequence",
+    "router",
+    "choices",
+    "experts",
+    "sampled",
+)
 PLANTED_IN = tuple(HERE / f"test_proof_{name}.py" for name in FILES) + tuple(
     HERE / f"test_{name}.py" for name in ("promises", "late_proof")
 )
@@ -26,6 +36,9 @@ NO_DEFECTS = {
     "_little_memory_and_gradients_doubled_after_step_8",
     "_another_generator_on_the_last_rank",
     "_beats_are_counted",
+    "_choices_not_repeated",
+    "_nearest_sent_elsewhere",
+    "_nearest_sent_elsewhere_and_not_repeated",
     "_only_timed",
     "_other_time_on_each_rank",
     "_three_of_five_steps",

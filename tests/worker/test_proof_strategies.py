@@ -32,6 +32,8 @@ SGD: Fields = GPT | {"optimizer": "sgd:lr=0.05"}
 PIPELINE: Fields = GPT | {"strategy": "pipeline:1f1b:microbatches=2", "micro_batch": 2}
 NANO: Fields = {"workload": "llama-nano:seq=16", "micro_batch": 4, "optimizer": "adamw:lr=0.001"}
 MIXTURE: Fields = NANO | {"workload": "moe-nano:routing=skewed:seq=16"}
+LEARNED: Fields = NANO | {"workload": "moe-nano:seq=32", "precision": "bf16"}
+"""Among as many tokens a rounding sends some to another expert."""
 SHARDED_STAGES: Fields = PIPELINE | {"strategy": "pipeline:1f1b:microbatches=2:pp=2:shard=2"}
 DIVIDED: Fields = NANO | {"strategy": "pipeline:zero-bubble"}
 FOLDED: Fields = DIVIDED | {"strategy": "pipeline:zbv"}
@@ -69,6 +71,7 @@ COARSE = "gradients agree within 0.03 of their L2 norm, parameter by parameter"
         (2, MIXTURE | {"strategy": "tp"}, 1, EACH),
         (2, MIXTURE | {"strategy": "fsdp:cp=2"}, 1, EACH),
         (2, MIXTURE | {"strategy": "pipeline:1f1b"}, 1, EACH),
+        (4, LEARNED | {"strategy": "fsdp:cp=2:tp=2"}, 1, COARSE),
         (2, PIPELINE | TWICE_CLIPPED, 1, EACH),
         (2, PIPELINE | {"strategy": "pipeline:gpipe:microbatches=2", "optimizer": "sgd:lr=0.05"}, 1, EACH),
         pytest.param(

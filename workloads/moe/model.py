@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from results.errors import UsageError
+from workloads.choices import Choice
 from workloads.gpt.model import language_model
 from workloads.llama.model import Llama, LlamaBlock, layout_of
 from workloads.moe import MoEShape
@@ -183,6 +184,7 @@ class SparseMLP(nn.Module):
         self.loss_factor: Tensor | float = 1.0
         """The factor of the loss of a forward pass, set by a Trainer: see `strategies.training.loss`."""
         self.gate = nn.Linear(shape.width, shape.experts, bias=False)
+        self.choice = Choice(shape.chosen)
         self.experts = Experts(shape)
         self.balance = Balance(shape.experts, shape.bias) if shape.bias else None
 
@@ -224,8 +226,11 @@ class SparseMLP(nn.Module):
 
     def _route(self, tokens: Tensor, samples: int, positions: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the weights and the experts of tokens (n * seq, width), (n * seq, k) each."""
-        scores = self.gate(tokens).softmax(-1, dtype=torch.float32)
-        chosen = self._choose(scores.detach(), samples, positions)
+        logits = self.gate(tokens)
+        scores = logits.softmax(-1, dtype=torch.float32)
+        # Both have one order, and rounding moves small differences of scores more.
+        rated = logits if self.balance is None else self.balance(scores.detach())
+        chosen = self._choose(rated, samples, positions)
         if self.shape.aux:
             own = slopes(self.shape, self._counts(chosen.view(samples, -1))) * self.loss_factor
             scores = _WithLoss.apply(scores, own)  # type: ignore[no-untyped-call]
@@ -243,8 +248,8 @@ class SparseMLP(nn.Module):
                 f"divide sequences"
             )
         if shape.routing == "learned":
-            biased = scores if self.balance is None else self.balance(scores)
-            return biased.topk(shape.chosen).indices
+            chosen: Tensor = self.choice(scores)
+            return chosen
         if length != (shape.seq if positions is None else len(positions)):
             raise UsageError(
                 f"routing={shape.routing} chooses experts by the position of a token, and {length} tokens "

@@ -100,11 +100,13 @@ ProofSubject = Literal[
     "exchange",
     "promise",
     "samples",
+    "choices",
     "fingerprints",
 ]
 """The subject of a finding: gradients, or the average that was made of them; their precision; which
 parameters have a gradient; buffers; updates; the optimizer's state; whether an exchange applied anything; a
-compressor's promise; the samples that a step used; the fingerprints of ranks."""
+compressor's promise; the samples that a step used; the discrete choices of a model; the fingerprints of
+ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

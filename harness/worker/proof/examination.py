@@ -26,6 +26,7 @@ from harness.worker.proof.averages import (
     compare_step,
     something_sent,
 )
+from harness.worker.proof.choices import Choices, recorded
 from harness.worker.proof.comparison import (
     ProofFinding,
     compare_buffers,
@@ -118,7 +119,7 @@ class Examination:
         )
         self._findings: list[ProofFinding] = []
         self._given: list[ProofFinding] = []
-        """Findings about the batches and random state that steps began with."""
+        """Findings about the batches and random state that steps began with, and about what was chosen."""
         self._promised: list[ProofFinding] = []
         """Findings about what a compressor promises."""
         self._stale = False
@@ -346,10 +347,18 @@ class Examination:
 
     def _train(self, number: int, start: dict[str, Tensor], *, kept: bool) -> TrainedStep:
         """Have the trainer compute the gradients of a step, with the exchange; collective."""
-        scale = self._compute(number)
+        with recorded(self.trainer.model.bare, self.setup.cell) as own:
+            scale = self._compute(number)
         gradients = self._gathered(self._dense_gradients(), kept=kept)
         history = optimizer_history(self.trainer, self.beat, kept=kept)
-        return TrainedStep(number=number, start=start, gradients=gradients, history=history, scale=scale)
+        return TrainedStep(
+            number=number,
+            start=start,
+            gradients=gradients,
+            history=history,
+            scale=scale,
+            choices=Choices(self.setup.cell, self.setup.groups, self.control.objects(own), self._given),
+        )
 
     def _compute(self, number: int) -> float:
         """Compute the gradients of a step, check what it begins with, and return the loss scaler's factor."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -58,6 +58,8 @@ Beat = Callable[[], None]
 """Reports that the rank is still at work."""
 Start = Callable[[], Iterable[tuple[str, Tensor]]]
 """Returns the parameters and buffers that a step begins with, anew for each replica."""
+Repeat = Callable[[nn.Module, int], AbstractContextManager[None]]
+"""Returns the context in which a module computes a replica's forward passes with the choices of its ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,8 @@ class Simulated:
     """Whether everything is computed in fp32, whatever the precision of the cell."""
     by_blocks: bool = False
     """Whether each block adds up its own gradients of its inputs first: see `ReferenceModel.by_blocks`."""
+    choices: Repeat = lambda module, replica: nullcontext()
+    """Has the model repeat discrete choices; as it is, the model chooses by itself."""
 
 
 class _Inputs(torch.autograd.Function):
@@ -237,7 +241,7 @@ def simulate_step(
     began = time.perf_counter()
     for replica in replicas:
         model.load(start())
-        with model.by_blocks(what.by_blocks):
+        with model.by_blocks(what.by_blocks), what.choices(model.module, replica):
             own, own_sizes = _replica_step(setup, model.workload, what, replica, beat)
         _add(sums, {name: gradient / len(replicas) for name, gradient in own.items()})
         _add(sizes, {name: size / len(replicas) for name, size in own_sizes.items()})

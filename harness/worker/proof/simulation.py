@@ -22,6 +22,7 @@ from torch import Tensor
 
 from harness.worker.cell.setup import CellSetup
 from harness.worker.exchange.group import OwnCollectiveError, no_collectives
+from harness.worker.proof.choices import Choices
 from harness.worker.proof.comparison import ProofFinding, Tensors, elementwise, same_values
 from harness.worker.proof.reference import (
     HALF,
@@ -102,6 +103,8 @@ class TrainedStep:
     """State of the optimizer before the update."""
     scale: float
     """The loss scaler's factor."""
+    choices: Choices
+    """The discrete choices of all ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +212,7 @@ class Simulator:
             begun = model.moved(step.start)
             # It runs after the simulation that is compared, because a user's model may count its forward
             # passes.
-            in_fp32 = self._in_fp32(model, step, what)
+            in_fp32 = self._in_fp32(model, step, self._what(step, replicas, averaged, judged=False))
             replay = self.replay(step, begun) if replays else None
             return Recomputed(reference=reference, start=begun, replay=replay, in_fp32=in_fp32)
 
@@ -239,7 +242,7 @@ class Simulator:
         the cell's precision; return both gradients. Raises OwnCollectiveError if the model calls
         collectives."""
         assert self._model is not None
-        what, model = self._what(step, [self._setup.replica]), self._model
+        what, model = self._what(step, [self._setup.replica], judged=False), self._model
         rounded = partial(rounded_otherwise, step.start, self._setup.cell.precision)
         with no_collectives():
             exact, other = (
@@ -285,7 +288,15 @@ class Simulator:
         what = f"seed {self._setup.cell.seed} gives other initial parameters: {', '.join(wrong[:3])}"
         return ProofFinding.within("fingerprints", what, float(len(wrong)), 0.0)
 
-    def _what(self, step: TrainedStep, replicas: Sequence[int], averaged: int | None = None) -> Simulated:
+    def _what(
+        self,
+        step: TrainedStep,
+        replicas: Sequence[int],
+        averaged: int | None = None,
+        *,
+        judged: bool = True,
+    ) -> Simulated:
+        """`judged`: whether the simulation judges the choices of the ranks."""
         return Simulated(
             step=step.number,
             replicas=replicas,
@@ -293,6 +304,7 @@ class Simulator:
             scale=step.scale,
             unexpected=self.unexpected,
             by_blocks=self.by_blocks,
+            choices=partial(step.choices.repeated, judged=judged),
         )
 
     def _simulated(self, model: ReferenceModel, step: TrainedStep, what: Simulated) -> Reference:

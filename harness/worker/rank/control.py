@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,8 @@ from torch.nn import functional
 
 from strategies.devices import device_of
 from strategies.trainer import Trainer
+
+T = TypeVar("T")
 
 
 class Control:
@@ -70,9 +73,13 @@ class Control:
 
     def union(self, names: Iterable[str]) -> list[str]:
         """The names that at least one rank has, sorted."""
-        every: list[list[str]] = [[]] * dist.get_world_size()
-        dist.all_gather_object(every, sorted(names))
-        return sorted({name for own in every for name in own})
+        return sorted({name for own in self.objects(sorted(names)) for name in own})
+
+    def objects(self, own: T) -> list[T]:
+        """An object of every rank, in the order of ranks; its tensors are in host memory."""
+        every = [own] * dist.get_world_size()
+        dist.all_gather_object(every, own)
+        return every
 
     def sum_of_all(self, values: Tensor) -> Tensor:
         """A tensor of host memory summed over the ranks, the same on all of them; as `sum_to_first`."""
