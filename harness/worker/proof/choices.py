@@ -155,8 +155,8 @@ class Choices:
         at = torch.arange(length)
         if own < tokens and groups.context > 1:
             first = place["context"]
-            chunks = at.chunk(2 * groups.context if self._ends else groups.context)
-            at = torch.cat([chunks[first], chunks[-1 - first]]) if self._ends else chunks[first]
+            parts = at.chunk(2 * groups.context if self._ends else groups.context)
+            at = torch.cat([parts[first], parts[-1 - first]]) if self._ends else parts[first]
         if own < self._samples * len(at) and groups.tensor > 1:
             at = at.chunk(groups.tensor)[place["tensor"]]
         places = (torch.arange(self._samples)[:, None] * length + at).flatten()
