@@ -38,7 +38,7 @@ NEAR: Mapping[Precision, float] = MappingProxyType(
 """Distance of two scores that rounding may exchange, relative to the deviation of the scores: 16 units of
 roundoff; in fp32, where even 1024 are little, 1024."""
 HEAD_AND_TAIL = "gathered"
-"""The attention whose ranks have two chunks of each sequence, one near its head and one near its tail."""
+"""The attention whose ranks have two parts of each sequence, one near its head and one near its tail."""
 
 Recorded = dict[str, list[Tensor]]
 """The choices of one rank in one step by the name of the module, call after call: (tokens, k) in host
@@ -125,8 +125,8 @@ class Choices:
                 self._found(what, float(len(chosen) != calls[name]), 0.0)
 
     def _taken(self, name: str, ranks: Mapping[int, Recorded], call: int, own: Tensor) -> Tensor | None:
-        """Return the choices of a replica's ranks in the order of whole samples, (tokens, k); None if a token
-        has none."""
+        """Return the choices of a replica's ranks, (tokens, k) in the order of whole samples; None if they
+        chose nothing for a token."""
         taken = torch.full(own.shape, -1, dtype=torch.int32)
         for rank, recorded in ranks.items():
             if call >= len(recorded.get(name, ())):
@@ -147,7 +147,7 @@ class Choices:
         """Return the places of a rank's `own` tokens among the `tokens` of a forward pass; None if they are
         others.
 
-        If each rank of a sequence has a chunk of it, or the ranks of a layer have parts of that, is known by
+        If each rank of a sequence has a part of it, or the ranks of a layer have parts of that, is known by
         their numbers.
         """
         groups, place = self._groups, self._groups.place(rank)
