@@ -154,9 +154,7 @@ class Counting(nn.Linear):
 
 def test_replicas_that_take_steps_apart_count_nothing_together() -> None:
     sent = RecordingGroup(0, 2)
-    with pytest.raises(
-        UsageError, match=r"layer moves by a count over all replicas .* local-sgd:2 they take"
-    ):
+    with pytest.raises(UsageError, match=r"layer moves by a count .* local-sgd:2 they"):
         a_trainer(
             nn.ModuleDict({"layer": Counting()}), group=sent, strategy="local-sgd:2", optimizer=PLAIN_SGD
         )

@@ -30,7 +30,7 @@ def _a_bias_is_not_moved(rank: int, size: int) -> Planted:
     return patch.object(Tallies, "settle", lambda self, module: None)
 
 
-def _a_bias_is_moved_by_the_counts_of_its_own_replica(rank: int, size: int) -> Planted:
+def _a_bias_is_moved_by_the_counts_of_one_replica(rank: int, size: int) -> Planted:
     return after(Tallies, "__init__", lambda self: setattr(self, "_link", None))
 
 
@@ -84,7 +84,7 @@ def test_a_router_that_is_trained_rightly_is_proven(proofs, fields) -> None:
         ),
         (_an_auxiliary_loss_is_not_divided_by_the_passes_of_a_step, AUXILIARY | PIPELINE, GRADIENT),
         (_a_bias_is_not_moved, BIASED | {"strategy": "fsdp"}, MOVED),
-        (_a_bias_is_moved_by_the_counts_of_its_own_replica, BIASED, MOVED),
+        (_a_bias_is_moved_by_the_counts_of_one_replica, BIASED, MOVED),
         (_choices_that_backward_repeats_are_counted, BIASED | {"activation_checkpointing": True}, BUFFERS),
     ],
 )

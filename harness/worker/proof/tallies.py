@@ -40,7 +40,7 @@ def settled(setup: CellSetup, model: ParallelModel, control: Control) -> dict[st
 
 
 def compare_settled(module: nn.Module, parts: dict[str, Any]) -> list[ProofFinding]:
-    """Compare the buffers of the parts after an update with those of the copies that `settled` returned."""
+    """Compare buffers after an update with the copies that `settled` returned."""
     findings = []
     for name, part in parts.items():
         for buffer, value in part.named_buffers():
