@@ -61,7 +61,7 @@ def test_a_trainer_refuses_with_the_sentence_of_a_plan(settings) -> None:
     [
         ({"clip_norm": -1.0}, "clip_norm is finite and more than 0, not -1.0"),
         ({"accumulation": 0}, "accumulation is at least 1, not 0"),
-        ({"precision": "nonsense"}, "precision takes fp32, tf32, bf16 or fp16, not 'nonsense'"),
+        ({"precision": "nonsense"}, "precision takes fp32, tf32, bf16, fp16 or float8, not 'nonsense'"),
         ({"memory_format": "rows"}, "memory_format takes contiguous or channels_last, not 'rows'"),
     ],
 )
