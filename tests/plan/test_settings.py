@@ -61,7 +61,7 @@ def test_the_name_of_a_study_of_several_settings_is_of_all_of_them() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("precision", "fp32,fp8", "--precision takes fp32, tf32, bf16 or fp16, not 'fp8'"),
+        ("precision", "fp32,fp8", "--precision takes fp32, tf32, bf16, fp16 or float8, not 'fp8'"),
         ("compile", "true,maybe", "--compile takes true or false, not 'maybe'"),
         ("activation_checkpointing", "some", r"takes all \(true\), none \(false\) or selective, not 'some'"),
         ("clip_norm", "none,high", "--clip-norm takes a number or none, such as none,1.0, not 'high'"),

@@ -98,7 +98,10 @@ def test_a_list_reads_the_same_in_every_form(tmp_path, gpus, batch, strategy) ->
         ("compile: 1", ", line 1: compile takes true or false, not 1"),
         ("compile: 'on'", ", line 1: compile takes true or false, not 'on'"),
         ("tensorboard: 'true'", ", line 1: tensorboard takes true or false, not 'true'; write true"),
-        ("gpus: 1\nprecision: fp8", ", line 2: precision takes fp32, tf32, bf16 or fp16, not 'fp8'"),
+        (
+            "gpus: 1\nprecision: fp8",
+            ", line 2: precision takes fp32, tf32, bf16, fp16 or float8, not 'fp8' (did you mean 'float8'?)",
+        ),
         ("exclude: [{scaling: up}]", ", line 1: exclude[0].scaling takes weak or strong, not 'up'"),
         ("exclude:\n- gpus: 0", ", line 2: exclude[0].gpus takes a whole number, at least 1, not 0"),
         (

@@ -18,7 +18,7 @@ from results.layout import LinearSplit
 
 
 def quantise_products(module: nn.Module, blocks: Sequence[str], splits: Sequence[LinearSplit] = ()) -> None:
-    """Replace what the linear layers of the blocks compute under autocast; of `splits` these alone."""
+    """Replace what the linear layers of the blocks compute under autocast; given splits, only those."""
     names = {split.name for split in splits}
     for name, layer in module.named_modules():
         inside = any(name.startswith(f"{block}.") or name == block for block in blocks)
