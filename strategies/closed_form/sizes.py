@@ -113,13 +113,13 @@ class Units:
         sizes: Sizes,
         *,
         full: Callable[[Part], int],
-        shard: Callable[[Part], int],
+        shard: Callable[[Part], int] | None = None,
         halved: bool,
         parts: ModelParts | None = None,
     ) -> None:
         """`full` returns the bytes of a unit in full precision, padded to equal shards, and `shard` the bytes
-        of one shard; `halved`: parameters are gathered in half precision. `parts` None: the parts of
-        `sizes`."""
+        of one shard (None: the same ranks have shards of all); `halved`: parameters are gathered in half
+        precision. `parts` None: the parts of `sizes`."""
         parts = parts or sizes.parts
         around, blocks = full(parts.around), [full(block) for block in parts.blocks]
         self.full_around, self.full_block = around, max(blocks, default=0)
@@ -130,7 +130,9 @@ class Units:
         self.block = max(self.blocks, default=0)
         self.whole = around + sum(blocks)
         """Bytes of all units in full precision."""
-        self.shard = sum(map(shard, (parts.around, *parts.blocks)))
+        self.shard = self.whole // sizes.groups.shard_ranks
+        if shard is not None:
+            self.shard = sum(map(shard, (parts.around, *parts.blocks)))
         trained = parts.trained
         self.trained = (
             self if trained is parts else Units(sizes, full=full, shard=shard, halved=halved, parts=trained)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from results.cell import Cell
 from results.errors import SpecError
 from results.groups import Dimension, GroupLayout
 from results.parts import VALUE_BYTES, ModelParts, Part
-from results.spec import Option
+from results.spec import Option, Spec
 from strategies.closed_form.terms import Term, term
 
 OPTIONS = MappingProxyType(
@@ -35,10 +36,11 @@ def require_even(text: str, groups: GroupLayout) -> GroupLayout:
     return groups
 
 
-def refusal(text: str, groups: GroupLayout, *, splits_tokens: bool) -> str | None:
+def refusal(spec: Spec) -> str | None:
     """Return why the tokens of ranks are not different, as a sentence; None if they are."""
-    if groups.expert > 1 and groups.tensor > 1 and not splits_tokens:
-        return f"{text} would give experts the same tokens from {groups.tensor} ranks: add sequence=true"
+    tensor = spec.integer("tp")
+    if spec.integer("ep") > 1 and tensor > 1 and not spec.flag("sequence"):
+        return f"{spec.text} would give experts the same tokens from {tensor} ranks: add sequence=true"
     return None
 
 
@@ -53,6 +55,7 @@ class View(NamedTuple):
     """Returns the bytes of a rank's unit when it is gathered, in full precision, padded to equal shards."""
 
 
+@lru_cache
 def views(groups: GroupLayout) -> list[View]:
     """Return the views of a sharded model: all parameters, or the parameters of experts and all others."""
     shards, tensor = groups.shard_ranks, groups.tensor

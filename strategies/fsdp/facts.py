@@ -76,6 +76,13 @@ def shard_bytes(groups: GroupLayout, unit: Part) -> int:
     return sum(view.padded(unit) // view.ranks for view in views(groups))
 
 
+def units_of(sizes: Sizes, *, halved: bool, parts: ModelParts | None = None) -> Units:
+    """Return the units of `parts`, as `Units` does for the padding of torch's FSDP2."""
+    groups = sizes.groups
+    shard = partial(shard_bytes, groups) if groups.expert > 1 else None
+    return Units(sizes, full=partial(padded_bytes, groups), shard=shard, halved=halved, parts=parts)
+
+
 class Fsdp2Facts(ShardingFacts):
     """The facts of all strategies that use torch's `fully_shard`.
 
@@ -122,10 +129,9 @@ class Fsdp2Facts(ShardingFacts):
             return f"{self.spec.text} splits no sequence: add cp=2, or leave attention out"
         if self.splits_tokens and self.spec.integer("tp") == 1:
             return f"{self.spec.text} splits no layers: add tp=2, or leave sequence out"
-        groups = self.groups(cell.gpus, cell.node_size)
-        if same := same_tokens(self.spec.text, groups, splits_tokens=self.splits_tokens):
+        if same := same_tokens(self.spec):
             return same
-        if cell.compile and groups.tensor * groups.context * groups.expert > 1:
+        if cell.compile and any(self.spec.integer(option) > 1 for option in ("tp", "cp", "ep")):
             return (
                 f"{self.spec.text} does not go with --compile: it exchanges activations inside of layers, "
                 f"which torch.compile cannot trace; leave --compile out"
@@ -133,8 +139,7 @@ class Fsdp2Facts(ShardingFacts):
         return super().refusal(cell)
 
     def units(self, sizes: Sizes) -> Units:
-        full, shard = partial(padded_bytes, sizes.groups), partial(shard_bytes, sizes.groups)
-        return Units(sizes, full=full, shard=shard, halved=self.gathers_bf16)
+        return units_of(sizes, halved=self.gathers_bf16)
 
     def built(self, sizes: Sizes, units: Units) -> int:
         weights = (weight for block in sizes.parts.blocks for weight in block.weights if weight.experts)

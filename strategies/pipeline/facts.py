@@ -15,7 +15,7 @@ from results.groups import GroupLayout
 from results.parts import VALUE_BYTES, ModelParts, Part, Saved, Weight
 from results.spec import Option
 from strategies.closed_form.moments import Footprint
-from strategies.closed_form.sizes import Activations, Sizes, Stage, Units
+from strategies.closed_form.sizes import Activations, Sizes, Stage
 from strategies.closed_form.terms import (
     BUCKET_BYTES,
     Collective,
@@ -32,7 +32,7 @@ from strategies.experts.facts import OPTIONS as EXPERTS
 from strategies.experts.facts import refusal as same_tokens
 from strategies.experts.facts import require_even, row_messages, views
 from strategies.facts import AutoPoint, Proposal, StrategyFacts, quotient
-from strategies.fsdp.facts import padded_bytes, shard_bytes
+from strategies.fsdp.facts import padded_bytes, shard_bytes, units_of
 from strategies.pipeline.order import FOLDED, LOOPED, SPLITTING, Shape, idle_share, replayed_bubble, stages_of
 from strategies.tensor_parallel.facts import OPTIONS as SEQUENCE
 from strategies.tensor_parallel.facts import activation_messages
@@ -174,9 +174,7 @@ class Pipeline(StrategyFacts):
                 f"{self.schedule} divides the backward pass, and torch would compute a block again for every "
                 f"group of its parameters: leave --activation-checkpointing out, or use pipeline:interleaved"
             )
-        groups = self.groups(cell.gpus, cell.node_size)
-        same = same_tokens(self.spec.text, groups, splits_tokens=self.splits_tokens)
-        return self._without() or same or self._misfit(groups.pipeline)
+        return self._without() or same_tokens(self.spec) or self._misfit(self.shape(cell.gpus).ranks)
 
     def _without(self) -> str | None:
         """Return why an option is refused without another one, or with this schedule; None if none is."""
@@ -318,8 +316,7 @@ class Pipeline(StrategyFacts):
         parts, cell = sizes.parts, sizes.cell
         pieces, own = self.microbatches, self.stages(cell, parts)[rank]
         sharded, has = sizes.groups.shard_ranks > 1, parts_of_rank(parts, own)
-        full, shard = partial(padded_bytes, sizes.groups), partial(shard_bytes, sizes.groups)
-        units = Units(sizes, full=full, shard=shard, halved=False, parts=has)
+        units = units_of(sizes, halved=False, parts=has)
         trained = units.trained.whole
         samples, flights = cell.micro_batch // pieces, self.kept(cell, rank)
         largest = max(

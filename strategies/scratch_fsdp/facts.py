@@ -71,9 +71,7 @@ class ScratchFsdp(ShardingFacts):
             yield Proposal(strategy=f"scratch-fsdp:stage={stage}", complexity=(3, stage))
 
     def units(self, sizes: Sizes) -> Units:
-        ranks = sizes.groups.shard
-        full = partial(self._flat, ranks)
-        return Units(sizes, full=full, shard=lambda unit: full(unit) // ranks, halved=self.gathers_bf16)
+        return Units(sizes, full=partial(self._flat, sizes.groups.shard), halved=self.gathers_bf16)
 
     def _flat(self, ranks: int, part: Part) -> int:
         """Return the bytes of a unit in full precision, padded to equal shards."""

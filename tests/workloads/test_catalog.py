@@ -63,7 +63,7 @@ def test_a_users_model_is_unknown_with_the_reason() -> None:
     assert spec.text == "py:mypackage.mymodule:build"
     known = facts(spec)
     assert (known.family, known.own_code, known.builder) == ("py", True, "mypackage.mymodule:build")
-    stated = {"family", "own_code", "hashed_by", "builder", "uncut"}
+    stated = {"family", "own_code", "hashed_by", "builder", "uncut", "undivided", "together"}
     others = {field.name for field in fields(known)} - stated | {"parameters", "forward_flops", "blocks"}
     said = {str(getattr(known, name)) for name in others}
     assert said == {"unknown, because planning does not run a user's own code"}
