@@ -81,8 +81,8 @@ def row_messages(
     whether the strategy itself recomputes a block, given by its index; `pieces` are the microbatches of a
     micro-batch.
 
-    The bytes are those of balanced routing. With other routing a rank receives other numbers of rows, and
-    sends the results of these back.
+    The bytes are computed for balanced routing. With other routing a rank sends back as many results as it
+    has received rows.
     """
     rounds = cell.accumulation * pieces
     share = cell.batch_per_replica / groups.context / groups.tensor

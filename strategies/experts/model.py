@@ -43,9 +43,15 @@ class ExpertSplit:
         self.layers: dict[str, int] = {}
         """The number of a rank's experts of each layer, by the layer's name."""
         for name in layout.experts:
+            if not any(name.startswith(f"{block}.") for block in layout.blocks):
+                raise UsageError(f"{name} is in none of the blocks that the layout names: {_OTHERWISE}")
             experts = layout_module(module, name)
             own = self.layers[name] = _own_experts(name, experts, link.size)
             wrap_forward(experts, partial(partial, self._forward, own))
+
+    def within(self, block: str) -> list[str]:
+        """Return the names of the layers in a block."""
+        return [name for name in self.layers if name.startswith(f"{block}.")]
 
     def split(self, name: str, begin: Begin) -> None:
         """Leave this rank its experts of a layer, after `begin` has given each matrix of all of them its
@@ -89,8 +95,8 @@ def _own_experts(name: str, experts: nn.Module, ranks: int) -> int:
     count = getattr(experts, "count", None)
     if not isinstance(count, int) or count < 1 or not callable(getattr(experts, "deal", None)):
         raise UsageError(
-            f"{name} lacks the number of its experts in count, or a method deal(first, count) that is told "
-            f"which of them a rank keeps: add both, or {_OTHERWISE}"
+            f"{name} lacks an attribute count, the number of its experts, or a method deal(first, count), "
+            f"which leaves it count experts from first on: add both, or {_OTHERWISE}"
         )
     if count % ranks:
         raise UsageError(f"{count} experts of {name} do not divide by ep={ranks}: {_OTHERWISE}")

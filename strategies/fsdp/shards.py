@@ -80,23 +80,27 @@ class Shards:
         policy = _BF16 if facts.gathers_bf16 else MixedPrecisionPolicy()
         # The unit around the blocks is needed again as soon as the backward pass begins.
         around = BlockChoice(reshard=False, offload=facts.offloads)
-        module, groups = cast(nn.Module, self.root), self._grid.groups
+        module = cast(nn.Module, self.root)
         units: list[FSDPModule] = []
         for unit, choice in {**choices, "": around}.items():
-            for name in () if experts is None else experts.layers:
-                if experts is not None and name.startswith(f"{unit}."):
+            if experts is not None:
+                for name in experts.within(unit):
                     experts.split(name, begin)
-                    options = _options(choice, self._grid.expert_mesh)
-                    layer = fully_shard(layout_module(module, name), **options, mp_policy=policy)
-                    # The gradient is a sum over the tokens of all replicas, however many have its shards.
-                    layer.set_gradient_divide_factor(groups.replicate * groups.shard_ranks)
-                    # Gloo divides after the sum alone. torch would divide twice where nothing is summed.
-                    layer.set_force_sum_reduction_for_comms(self._grid.expert_shard.size > 1)
-                    self._of_experts[name] = layer
+                    self._of_experts[name] = self._shard_experts(name, choice, policy)
             self._begin_unit(begin, unit)
             block = layout_module(module, unit) if unit else module
             units.append(fully_shard(block, **_options(choice, self._grid.mesh), mp_policy=policy))
         return units[:-1]
+
+    def _shard_experts(self, name: str, choice: BlockChoice, policy: MixedPrecisionPolicy) -> FSDPModule:
+        """Shard a layer of experts over the ranks that have the same experts."""
+        layer, groups = layout_module(cast(nn.Module, self.root), name), self._grid.groups
+        sharded = fully_shard(layer, **_options(choice, self._grid.expert_mesh), mp_policy=policy)
+        # The gradient is a sum over the tokens of all replicas, however many ranks have its shards.
+        sharded.set_gradient_divide_factor(groups.replicate * groups.shard_ranks)
+        # Gloo can only divide after the sum. torch would divide twice where nothing is summed.
+        sharded.set_force_sum_reduction_for_comms(self._grid.expert_shard.size > 1)
+        return sharded
 
     def _begin_unit(self, begin: Begin, unit: str) -> None:
         """Give values to the parameters that are not sharded yet; split layers already have theirs."""

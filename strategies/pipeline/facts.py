@@ -174,7 +174,18 @@ class Pipeline(StrategyFacts):
                 f"{self.schedule} divides the backward pass, and torch would compute a block again for every "
                 f"group of its parameters: leave --activation-checkpointing out, or use pipeline:interleaved"
             )
-        return self._without() or same_tokens(self.spec) or self._misfit(self.shape(cell.gpus).ranks)
+        ranks = self.shape(cell.gpus).ranks
+        return self._without() or same_tokens(self.spec) or self._apart() or self._misfit(ranks)
+
+    def _apart(self) -> str | None:
+        """Return why ranks with the same experts have no exchange of their gradients; None if they have."""
+        expert, tensor = self.spec.integer("ep"), self.spec.integer("tp")
+        if self.shard * self.spec.integer("cp") == 1 and 1 < expert < tensor:
+            return (
+                f"{self.spec.text} has no shards in which ranks with the same experts could add up their "
+                f"gradients: use ep={tensor}, or add shard=2"
+            )
+        return None
 
     def _without(self) -> str | None:
         """Return why an option is refused without another one, or with this schedule; None if none is."""

@@ -377,6 +377,20 @@ def test_llama_7b_gets_a_grid_that_fits_at_every_length(options, chosen) -> None
         assert len(choice.candidates) + len(choice.refused) < 60
 
 
+def test_a_mixture_gets_dealt_experts_where_whole_ones_would_not_fit() -> None:
+    """On two nodes blocks with all experts do not fit when they are gathered, and with dealt experts they do."""
+    plan = of_h100(
+        workload="mixtral-8x7b", gpus="16", seq="4096", batch_size=1, activation_checkpointing=True
+    )
+    assert [cell.strategy for cell in plan.cells] == ["fsdp:ep=8"]
+    [(_, choice)] = auto_choices(plan)
+    found, by_name = choice.chosen, {one.strategy: one for one in choice.candidates}
+    assert not by_name["fsdp"].fits
+    assert set(found.times.exchange) == {"shard", "expert-shard", "expert"}
+    # A block has 8 experts, of which a rank gathers one.
+    assert by_name["fsdp"].memory.gathered > 3 * found.memory.gathered
+
+
 def test_one_split_dimension_goes_before_two() -> None:
     """On 8 GPUs at 32,768 tokens both fit: ranks of a sequence, and half as many with split layers. A longer
     batch leaves the latter out of memory, too, and names what fits with checkpointing."""

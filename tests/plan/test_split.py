@@ -46,6 +46,11 @@ from results.plan import Plan
             {"workload": "moe-nano:bias=0.001", "strategy": "local-sgd:4"},
             "moe-nano:bias=0.001 does not fit local-sgd:4, whose replicas take steps apart: bias moves after",
         ),
+        ({"strategy": "fsdp:ep=2"}, "gpt-nano has no experts, which fsdp:ep=2 deals among ranks"),
+        (
+            {"workload": "moe-nano", "strategy": "fsdp:ep=3", "gpus": 3},
+            "8 experts of moe-nano do not divide by 3",
+        ),
         ({"workload": "moe-nano:aux=0.01", "strategy": "tp:sequence=true"}, "which divides sequences: aux"),
         # 4 / 4 is one sample, and BatchNorm over one pixel of it has no variance.
         (

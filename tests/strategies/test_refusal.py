@@ -89,6 +89,13 @@ def cell_of(text: str, **others: object) -> Cell:
         ("strategy=pipeline:gpipe:sequence=true", "add tp=2"),
         ("strategy=pipeline:gpipe:cp=2:pp=2:tp=2 gpus=4", "a multiple of 8 ranks, not 4"),
         ("strategy=pipeline:zbv:shard=2:reshard=true gpus=4", "use pipeline:interleaved"),
+        ("strategy=fsdp:ep=3 gpus=4", "use an ep that divides 4"),
+        ("strategy=hsdp:ep=4 gpus=4 node_size=2", "use an ep that divides 2"),
+        ("strategy=pipeline:1f1b:ep=4:pp=2:shard=2 gpus=4", "use an ep that divides 2"),
+        ("strategy=fsdp:ep=2:tp=2 gpus=4", "add sequence=true"),
+        ("strategy=pipeline:1f1b:ep=2:pp=2:tp=2 gpus=4", "add sequence=true"),
+        ("strategy=pipeline:1f1b:ep=2:pp=2:sequence=true:tp=4 gpus=8", "use ep=4, or add shard=2"),
+        ("strategy=fsdp:ep=2 compile=true", "leave --compile out"),
         *(
             (f"strategy={name} gpus=1", f"{name.partition(':')[0]} needs at least 2 ranks; on 1 use single")
             for name in (

@@ -96,6 +96,7 @@ def test_experts_that_are_dealt_wrongly_are_caught(proofs, mutation, fields, det
     assert re.search(detail, results[0]["detail"]), results[0]["detail"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "fields"),
     [

@@ -73,9 +73,16 @@ def exactly(parts: ModelParts) -> dict[str, object]:
         "values": [part.values for part in parts.parts],
         "flops": [part.flops for part in parts.parts],
         "block inputs": [block.input for block in parts.blocks],
+        "experts": [(block.experts, block.dispatched) for block in parts.blocks],
         "shared": parts.shared_values,
         "logits": parts.logits,
     }
+
+
+def test_experts_are_counted_as_the_closed_form_has_them() -> None:
+    stated, counted = facts(WORKLOADS.parse("moe-nano")).parts, parts_of(built_on_meta("moe-nano"))
+    assert isinstance(stated, ModelParts)
+    assert exactly(counted) == exactly(stated)
 
 
 @pytest.mark.parametrize("workload", ["gpt-nano", "resnet18-32px", "mlp"])

@@ -38,7 +38,6 @@ class MoEShape(LlamaShape):
     """The factor of the auxiliary loss that balances the experts: see `workloads.moe.model.slopes`."""
     capacity: float = 0.0
     """The rows of a sequence that an expert computes at most, in means of all experts; 0: all of them."""
-
     bias: float = 0.0
     """The step of the bias that balances the choices of experts: see `workloads.moe.model.Balance`."""
 

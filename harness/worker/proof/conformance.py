@@ -252,7 +252,7 @@ def other_traffic(cell: Cell, least_bytes: float, payload_bytes: float, operatio
 
 
 def _most_bytes(term: Term) -> float:
-    """Return the most that a rank may send: its experts may be those of all tokens of its group."""
+    """Return the most bytes that a rank may send: all tokens of its group may choose its experts."""
     return term.payload_bytes * (term.ranks if term.dimension == "expert" else 1)
 
 
