@@ -378,7 +378,7 @@ def test_llama_7b_gets_a_grid_that_fits_at_every_length(options, chosen) -> None
 
 
 def test_a_mixture_gets_dealt_experts_where_whole_ones_would_not_fit() -> None:
-    """On two nodes blocks with all experts do not fit when they are gathered, and with dealt experts they do."""
+    """On two nodes gathered blocks with all experts do not fit, and blocks with dealt experts do."""
     plan = of_h100(
         workload="mixtral-8x7b", gpus="16", seq="4096", batch_size=1, activation_checkpointing=True
     )
