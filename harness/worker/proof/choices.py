@@ -30,6 +30,7 @@ from harness.worker.proof.reference import exact_arithmetic
 from results.cell import Cell, Precision
 from results.groups import GroupLayout
 from strategies.catalog import STRATEGIES
+from strategies.context.facts import GATHERED
 from workloads.choices import Choice
 
 NEAR: Mapping[Precision, float] = MappingProxyType(
@@ -37,8 +38,6 @@ NEAR: Mapping[Precision, float] = MappingProxyType(
 )
 """Distance of two scores that rounding may exchange, relative to the deviation of the scores: 16 units of
 roundoff; in fp32, where even 1024 are little, 1024. The products of float8 moved scores by 0.22 of it."""
-HEAD_AND_TAIL = "gathered"
-"""The attention whose ranks have two parts of each sequence, one near its head and one near its tail."""
 
 Recorded = dict[str, list[Tensor]]
 """The choices of one rank in one step by the name of the module, call after call: (tokens, k) in host
@@ -93,7 +92,8 @@ class Choices:
         facts = STRATEGIES.facts(cell.strategy)
         self._samples = cell.micro_batch // facts.microbatches
         """The samples of a forward pass."""
-        self._ends = facts.attention == HEAD_AND_TAIL
+        self._ends = facts.attention == GATHERED
+        """Whether a rank has two parts of each sequence, one near its head and one near its tail."""
         self._near = 0.0 if exact_arithmetic(cell) else NEAR[cell.precision]
 
     @contextmanager
