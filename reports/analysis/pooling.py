@@ -188,7 +188,7 @@ def fact_text(value: object) -> str:
     """A fact of an environment in words."""
     if value is None:
         return _UNKNOWN
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return " ".join(f"{key}={value[key]}" for key in sorted(value)) or "none"
     if isinstance(value, list):
         return " x ".join(str(item) for item in value)

@@ -25,7 +25,7 @@ from results.store import Study
 SHORT = ("--budget", "0", "--block-steps", "2", "--warmup-steps", "0", "--quads", "0", "--repeats", "1")
 CALL = (
     *("matrix", "--workload", "gpt-nano", "--strategy", "ddp", "--gpus", "2", "--device", "cpu"),
-    *("--batch-size", "auto", "--memory-limit-mb", "48", "--oversubscribe", "--no-report", "--out", "study"),
+    *("--batch-size", "auto", "--memory-limit-mb", "52", "--oversubscribe", "--no-report", "--out", "study"),
 )
 
 
