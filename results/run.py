@@ -35,11 +35,20 @@ class StepBudget(msgspec.Struct, frozen=True, kw_only=True):
     """Exposed communication: the time that the exchange adds to the slowest rank, with the slowdown of
     compute."""
     wait_ns: Metric
-    """Exposed wait: the time that the mean rank loses because another rank is the slowest of a step."""
+    """Exposed wait: the time that the mean rank loses because another rank is the slowest of a step, less
+    `imbalance_ns`."""
+    imbalance_ns: float | None = None
+    """The part of that time which the rows of the ranks' experts explain; None without experts, in a
+    pipeline, whose stages do different work, and without blocks without exchange."""
     bubble_ns: float | None = None
     """Idle time of pipeline stages; None for strategies without stages."""
     other_ns: float
     """The step time less all other parts. It should be near zero: the rest is not explained."""
+
+    @property
+    def waits_ns(self) -> float:
+        """Exposed wait, that by imbalance included."""
+        return self.wait_ns.value + (self.imbalance_ns or 0.0)
 
 
 class OperationSummary(msgspec.Struct, frozen=True, kw_only=True):

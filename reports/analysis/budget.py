@@ -16,7 +16,7 @@ from reports.text import percent
 from results.run import BudgetMethod, StepBudget
 from results.statistics import DOUBT_ABOVE, Metric, differences, t_quantile
 
-BudgetPart = Literal["input", "compute", "transfer", "wait", "bubble", "other"]
+BudgetPart = Literal["input", "compute", "transfer", "wait", "imbalance", "bubble", "other"]
 PARTS: tuple[BudgetPart, ...] = get_args(BudgetPart)
 """The parts in the order in which they are drawn."""
 LOSS_NAMES: Mapping[BudgetPart, str] = {
@@ -24,6 +24,7 @@ LOSS_NAMES: Mapping[BudgetPart, str] = {
     "compute": "slower computation",
     "transfer": "exposed transfer",
     "wait": "waiting for the slowest rank",
+    "imbalance": "imbalance of experts",
     "bubble": "pipeline bubbles",
     "other": "other",
 }
@@ -39,7 +40,8 @@ class CellBudget(OfCell):
 
     method: BudgetMethod
     part_ns: Mapping[BudgetPart, float]
-    """The time of each part; `bubble` is missing for a strategy without stages."""
+    """The time of each part; `bubble` is missing for a strategy without stages, and `imbalance` without
+    experts."""
     run_part_ns: tuple[Mapping[BudgetPart, float], ...]
     """The time of each part in each run."""
     transfer_ns: Metric
@@ -58,8 +60,8 @@ class CellBudget(OfCell):
         return any(run.exchange_payload_bytes != 0 for run in self.figures.runs)
 
     def known_ns(self, part: BudgetPart) -> float | None:
-        """The time of a part as it is shown; None if the cell has no stages or no exchange."""
-        if part in ("transfer", "wait") and not self.exchanges:
+        """The time of a part as it is shown; None if the cell has no stages, no experts or no exchange."""
+        if part in ("transfer", "wait", "imbalance") and not self.exchanges:
             return None
         return self.part_ns.get(part)
 
@@ -182,8 +184,8 @@ def budget(figures: CellFigures) -> CellBudget | None:
             "transfer": one.transfer_ns.value,
             "wait": one.wait_ns.value,
         }
-        if one.bubble_ns is not None:
-            own["bubble"] = one.bubble_ns
+        more: dict[BudgetPart, float | None] = {"imbalance": one.imbalance_ns, "bubble": one.bubble_ns}
+        own |= {part: ns for part, ns in more.items() if ns is not None}
         run_parts.append({**own, "other": step_ns - sum(own.values())})
     parts = {part: fmean(run[part] for run in run_parts) for part in run_parts[0]}
     # The mean of the runs' residuals, corrected so that the parts add up to the step time that is shown.

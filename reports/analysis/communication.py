@@ -122,10 +122,12 @@ class CellCommunication(OfCell):
 
     @property
     def seen_ns(self) -> float | None:
-        """Exposed communication of the mean rank: exposed transfer and, where it is known, exposed wait."""
+        """The time that the exchange holds up the mean rank: exposed transfer and, where they are known,
+        exposed wait and imbalance of experts."""
         if self.transfer_ns is None:
             return None
-        return self.transfer_ns.value + (self.budget.wait_ns.value if self.budget else 0.0)
+        wait = (self.budget.part_ns.get(part, 0.0) for part in ("wait", "imbalance")) if self.budget else ()
+        return self.transfer_ns.value + sum(wait)
 
     @property
     def exposed_total_ns(self) -> float | None:

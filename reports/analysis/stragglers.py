@@ -17,6 +17,7 @@ from scipy.special import stdtr
 
 from reports.analysis.figures import CellFigures
 from reports.text import capital, count, duration, listed, percent
+from results.derivation.load import over_median, share_of_rows
 from results.grouping import grouped
 from results.run import RankColumns
 
@@ -158,7 +159,7 @@ def stragglers(figures: CellFigures) -> Stragglers | None:
     columns = [run.ranks for run in figures.runs if run.ranks is not None and len(run.ranks.compute_ns) > 1]
     if not columns:
         return None
-    waits = [run.budget.wait_ns.value for run in figures.runs if run.budget is not None]
+    waits = [run.budget.waits_ns for run in figures.runs if run.budget is not None]
     slow, excess = persistently_slow(columns), _mean_by_rank(map(_excess, columns))
     lasting, random = split_wait(columns, waits, slow=bool(slow))
     more_rows = _more_rows(columns)
@@ -205,15 +206,13 @@ def laden(more_rows: Sequence[float], excess: Sequence[float]) -> tuple[int, ...
     """The ranks whose rows explain by how much their compute exceeds the median rank's, to `SLOW_ABOVE`.
 
     `more_rows` x(r) are the rows of each rank over the median less 1 (none: unknown), and `excess` y(r) is
-    the same of its compute. Where rows take the share s of the median rank's compute, y = s x. s is the least
-    absolute deviation, which is the median of y / x weighted by |x| and which a slow host among many does
-    not move; it lies between 0 and 1, as no step grows faster than its rows. Rank r is laden if x(r) and
-    y(r) exceed `SLOW_ABOVE`, and y(r) - s x(r) does not.
+    the same of its compute. Rank r is laden if x(r) and y(r) exceed `SLOW_ABOVE`, and y(r) - s x(r) with the
+    share s of rows (`share_of_rows`) does not.
     """
-    pairs, share = list(zip(more_rows, excess, strict=False)), 0.0
-    if shares := sorted((y / x, abs(x)) for x, y in pairs if x):
-        weights = np.cumsum([weight for _, weight in shares])
-        share = min(max(shares[int(np.searchsorted(weights, weights[-1] / 2))][0], 0.0), 1.0)
+    if not more_rows:
+        return ()
+    share = share_of_rows(more_rows, excess)
+    pairs = zip(more_rows, excess, strict=True)
     within = [min(x, y) > SLOW_ABOVE and y - share * x <= SLOW_ABOVE for x, y in pairs]
     return tuple(rank for rank, explained in enumerate(within) if explained)
 
@@ -249,19 +248,12 @@ def split_wait(
 
 
 def _excess(ranks: RankColumns) -> Floats:
-    return _over_median(ranks.compute_ns)
-
-
-def _over_median(values: Sequence[float]) -> Floats:
-    """Each value over the median, less 1; 0 where the median is."""
-    array = np.asarray(values, dtype=np.float64)
-    median = float(np.median(array))
-    return array / median - 1 if median > 0 else np.zeros_like(array)
+    return over_median(ranks.compute_ns)
 
 
 def _more_rows(runs: Sequence[RankColumns]) -> tuple[float, ...]:
     """The rows of each rank over the median less 1, the mean over runs; none unless every run has them."""
-    known = [_over_median(ranks.rows) for ranks in runs if ranks.rows is not None]
+    known = [over_median(ranks.rows) for ranks in runs if ranks.rows is not None]
     return _mean_by_rank(known) if len(known) == len(runs) else ()
 
 

@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from reports.analysis.budget import BudgetPart, CellBudget
+from reports.analysis.budget import PARTS, BudgetPart, CellBudget
 from reports.analysis.communication import CellCommunication, communication, link_peaks
 from reports.analysis.cost import CellCost, cell_costs, energy_per_sample
 from reports.analysis.exchange import ExchangeRow, exchange_parts
@@ -302,7 +302,7 @@ def _dimensions(found: Callable[[Any], Iterable[DimensionSummary]]) -> Iterator[
 
 
 def _budget(part_path: str, metric_path: str) -> Iterator[Column[Any]]:
-    for part in ("input", "compute", "transfer", "wait", "bubble", "other"):
+    for part in PARTS:
         name = f"budget_{part}_ns"
         if part in ("transfer", "wait"):
             yield from metric(name, metric_path.format(part))
@@ -505,6 +505,7 @@ SHOWN = (
     _part("other", "other", "the step less all of its parts"),
     _part("transfer", "exposed transfer"),
     _part("wait", "exposed wait"),
+    _part("imbalance", "imbalance", "waiting for the rank whose experts compute most rows"),
     real("step_ns_p99", lambda row: row.mean("step_ns_p99"), "p99", NS, "method-slow"),
     real("overlap", "network.overlap", "hidden", RATIO, "method-overlap"),
     real("bus", "network.bus_bytes_per_s", "bandwidth", BANDWIDTH, "method-bandwidth"),
@@ -555,7 +556,7 @@ PRESETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *("bubble_ideal", "bubble_replayed", "step_ns_p99", "busiest_expert", "imbalance_cost"),
         ),
         "network": (
-            *("part_transfer", "budget_method", "part_wait", "exposed_share", "overlap"),
+            *("part_transfer", "budget_method", "part_wait", "part_imbalance", "exposed_share", "overlap"),
             *("exchange_payload_bytes", "exchange_operations", "exchange_buckets"),
             *("exchange_buckets_early", "exchange_backward_left", "bus", "peak", "bus_share", "speed_up"),
             *("speed_up_verdict", "break_even", "exchange_cpu"),

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from results.derivation.communication import blocked_by_step, bubble_by_step
-from results.derivation.load import rows_by_rank
+from results.derivation.load import imbalance_ns, rows_by_rank
 from results.derivation.matching import Floats, Matched, recorded_of
 from results.errors import SchemaError
 from results.record import Quads, RankRecord
@@ -53,8 +53,11 @@ def step_budget(
 
 def _bubble_is_unknown(ranks: Sequence[RankRecord]) -> bool:
     """Whether the ranks are stages of a pipeline without a recorded bubble, which transfer would include."""
-    staged = any(rank.work is not None and rank.work.bubble_ideal is not None for rank in ranks)
-    return staged and _bubble(ranks) is None
+    return _are_stages(ranks) and _bubble(ranks) is None
+
+
+def _are_stages(ranks: Sequence[RankRecord]) -> bool:
+    return any(rank.work is not None and rank.work.bubble_ideal is not None for rank in ranks)
 
 
 def why_no_accounts(ranks: Sequence[RankRecord]) -> str:
@@ -118,7 +121,8 @@ def _on_off(ranks: Sequence[RankRecord], step_ns: float, data_ns: float) -> Step
 
     compute = mean over r and s of c; expected slowest = mean over s of the maximum over r of c; wait =
     expected slowest - compute: the time that the mean rank loses because each period waits for its slowest
-    rank, by persistently slow ranks and by random skew together; transfer = mean time of an on step to the
+    rank, by persistently slow ranks and by random skew together, less what the rows of experts explain;
+    transfer = mean time of an on step to the
     last rank - expected slowest.
 
     Their values are means over the quads. Without the exchange the stages of a pipeline do not wait. The wait
@@ -136,6 +140,7 @@ def _on_off(ranks: Sequence[RankRecord], step_ns: float, data_ns: float) -> Step
     wait_ns = _over_quads(slowest - compute)
     waited_ns = _bubble(ranks)
     bubble_ns = None if waited_ns is None else max(0.0, waited_ns - wait_ns.value)
+    wait_ns, imbalance = _split_off_imbalance(ranks, own, wait_ns)
     return _adding_up(
         StepBudget(
             method="on-off",
@@ -145,11 +150,24 @@ def _on_off(ranks: Sequence[RankRecord], step_ns: float, data_ns: float) -> Step
                 copies_of(quads) or 0.0
             ),
             wait_ns=wait_ns,
+            imbalance_ns=imbalance,
             bubble_ns=bubble_ns,
             other_ns=0.0,
         ),
         step_ns,
     )
+
+
+def _split_off_imbalance(
+    ranks: Sequence[RankRecord], off_ns: Floats, wait_ns: Metric
+) -> tuple[Metric, float | None]:
+    """Split a wait, where `off_ns` has the off steps of each rank, into the rest and what rows of experts
+    explain."""
+    rows = None if _are_stages(ranks) else rows_by_rank(ranks)
+    if rows is None:
+        return wait_ns, None
+    explained = min(max(0.0, wait_ns.value), imbalance_ns(rows, off_ns.mean(axis=(1, 2))))
+    return wait_ns.mapped(lambda end: end - explained), explained
 
 
 def _over_quads(values: Floats) -> Metric:
@@ -213,7 +231,7 @@ def _adding_up(budget: StepBudget, step_ns: float) -> StepBudget:
         budget.input_ns,
         budget.compute_ns,
         budget.transfer_ns.value,
-        budget.wait_ns.value,
+        budget.waits_ns,
         budget.bubble_ns or 0.0,
     )
     return msgspec.structs.replace(budget, other_ns=step_ns - sum(parts))

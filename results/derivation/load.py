@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+import numpy as np
+
+from results.derivation.matching import Floats
 from results.record import RankRecord
 from results.run import BusiestExpert
 
@@ -14,6 +17,38 @@ def rows_by_rank(ranks: Sequence[RankRecord]) -> list[float] | None:
     if not any(rank.experts for rank in ranks):
         return None
     return [sum(sum(one.rows) for one in rank.experts) / len(rank.steps.step_ns) for rank in ranks]
+
+
+def share_of_rows(more_rows: Sequence[float], excess: Sequence[float]) -> float:
+    """The share s, 0 to 1, that rows take in the median rank's compute.
+
+    `more_rows` x(r) are the rows of each rank over the median less 1, and `excess` y(r) is the same of its
+    compute, so that y = s x. s is the least absolute deviation, which is the median of y / x weighted by |x|
+    and which a slow host among many does not move. No step grows faster than its rows.
+    """
+    shares = sorted((y / x, abs(x)) for x, y in zip(more_rows, excess, strict=True) if x)
+    if not shares:
+        return 0.0
+    weights = np.cumsum([weight for _, weight in shares])
+    return min(max(shares[int(np.searchsorted(weights, weights[-1] / 2))][0], 0.0), 1.0)
+
+
+def over_median(values: Sequence[float] | Floats) -> Floats:
+    """Each value over the median, less 1; 0 where the median is."""
+    array = np.asarray(values, dtype=np.float64)
+    median = float(np.median(array))
+    return array / median - 1 if median > 0 else np.zeros_like(array)
+
+
+def imbalance_ns(rows: Sequence[float], compute_ns: Floats) -> float:
+    """The time of a step that the mean rank loses because experts of another rank compute more rows.
+
+    Where rows take the share s of the median compute c, rank r with x(r) more rows than the median takes
+    c (1 + s x(r)), and the mean rank waits c s (max x - mean x) for the rank with most rows.
+    """
+    more_rows = over_median(rows)
+    share = share_of_rows(more_rows.tolist(), over_median(compute_ns).tolist())
+    return float(np.median(compute_ns) * share * (more_rows.max() - more_rows.mean()))
 
 
 def dropped_flops(ranks: Sequence[RankRecord], replicas: int) -> int:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from results.derivation.run_result import derive
 from results.errors import SchemaError
-from results.record import KernelTimes, Operations, Quads, Recorded, StepColumns
+from results.record import ExpertRows, KernelTimes, Operations, Quads, Recorded, StepColumns
 from results.run import RunResult, StepBudget
 
 Make = Callable[..., RunResult]
@@ -49,7 +49,7 @@ def _quads(off: list[int], on_first: list[int], on_second: list[int], *, steps: 
 
 def _sum(budget: StepBudget) -> float:
     parts = (budget.input_ns, budget.compute_ns, budget.transfer_ns.value, budget.wait_ns.value)
-    return sum(parts) + (budget.bubble_ns or 0) + budget.other_ns
+    return sum(parts) + (budget.imbalance_ns or 0) + (budget.bubble_ns or 0) + budget.other_ns
 
 
 def _budget(run: RunResult) -> StepBudget:
@@ -79,6 +79,25 @@ def test_a_slow_rank_is_wait_of_the_others(run_of) -> None:
     assert (wait.unit, wait.samples, wait.interval) == ("ns", 2, "range")
     # 30 - (3 + 14.25 + 5 + 6.5)
     assert (budget.bubble_ns, budget.other_ns) == (None, 1.25)
+
+
+def test_wait_that_the_rows_of_experts_explain_is_imbalance(run_of) -> None:
+    """Ranks compute 10.5, 11.5 and 20.75 ns. Where rank 2 has twice the rows of the others, rows have 9.25 of
+    11.5 ns, and the mean rank loses 2 / 3 of 9.25 ns to them."""
+
+    def budget(*rows: int) -> StepBudget:
+        counted = [[ExpertRows(module="a", first=0, rows=[number])] for number in rows]
+        return _budget(
+            run_of([own | {"experts": each} for own, each in zip(SLOW_RANK, counted, strict=True)])
+        )
+
+    even, uneven, reversed_ = budget(60, 60, 60), budget(60, 60, 120), budget(120, 120, 60)
+    assert (even.imbalance_ns, even.wait_ns.value) == (0, 6.5)
+    assert (reversed_.imbalance_ns, reversed_.wait_ns.value) == (0, 6.5)
+    assert uneven.imbalance_ns == pytest.approx(9.25 * 2 / 3)
+    assert uneven.wait_ns.value == pytest.approx(6.5 - 9.25 * 2 / 3)
+    # The rows of ten times the others explain no more than what is waited for.
+    assert budget(60, 60, 600).wait_ns.value >= 0
 
 
 def test_where_no_rank_differs_transfer_is_all_that_is_exposed(run_of) -> None:

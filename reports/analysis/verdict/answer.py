@@ -23,6 +23,7 @@ _BECAUSE: dict[BudgetPart, str] = {
     "compute": "its computation is slower",
     "transfer": "its exchange is not hidden",
     "wait": "its ranks wait longer for each other",
+    "imbalance": "its ranks compute unequal numbers of rows",
     "bubble": "its stages wait for their input",
 }
 """The reason for a slower step, by the part that takes most of the difference."""

@@ -163,16 +163,19 @@ DEFINITIONS = (
         "method-budget",
         "Budget of a step",
         Markup(
-            "<code>Step = input + compute + transfer + wait + bubble + other</code>, the mean over ranks, "
-            "steps and runs. <em>Input</em>: waiting for a batch and moving it, on the slowest rank of each "
-            "timed step. <em>Compute</em>: the mean of c(r, s), the time of rank r for step s without "
-            "exchange, with encoding. <em>Exposed transfer</em>: mean step with exchange to the last rank "
-            "less the mean over s of the largest c(r, s), less the bubble. <em>Exposed wait</em>: the mean "
-            "over s of the largest c(r, s) less compute. <em>Bubble</em>: stages of a pipeline that wait. "
-            "<em>Other</em>: the rest. All parts except the input are measured in later blocks of the run, "
-            "and an other above 5 % is a warning. If the exchange cannot be switched off, the recorder's "
-            "time blocked is used instead of blocks without it. The <em>ideal step</em> of a bar is the "
-            "baseline's compute for the work of one device, or its own compute without a baseline."
+            "<code>Step = input + compute + transfer + wait + imbalance + bubble + other</code>, the mean "
+            "over ranks, steps and runs. <em>Input</em>: waiting for a batch and moving it, on the slowest "
+            "rank of each timed step. <em>Compute</em>: the mean of c(r, s), the time of rank r for step s "
+            "without exchange, with encoding. <em>Exposed transfer</em>: mean step with exchange to the "
+            "last rank less the mean over s of the largest c(r, s), less the bubble. <em>Exposed wait</em>: "
+            "the mean over s of the largest c(r, s) less compute. <em>Imbalance</em>: the part of the wait "
+            "that the rows of the ranks' experts explain: the median of c, times the share that rows take "
+            "in it, times the largest less the mean number of rows over the median. <em>Bubble</em>: stages "
+            "of a pipeline that wait. <em>Other</em>: the rest. All parts except the input are measured in "
+            "later blocks of the run, and an other above 5 % is a warning. If the exchange cannot be "
+            "switched off, the recorder's time blocked is used instead of blocks without it. The <em>ideal "
+            "step</em> of a bar is the baseline's compute for the work of one device, or its own compute "
+            "without a baseline."
         ),
     ),
     Definition(
@@ -204,7 +207,7 @@ DEFINITIONS = (
 )
 
 
-_COLOURS = dict(zip(PARTS, ("green", "blue", "vermillion", "orange", "purple", "muted"), strict=True))
+_COLOURS = dict(zip(PARTS, ("green", "blue", "vermillion", "orange", "sky", "purple", "muted"), strict=True))
 _IDEAL, _IDEAL_COLOUR = "ideal step", "rule"
 _WIDTH, _LEFT, _RIGHT, _ROW, _LINE, _FOOT = 630.0, 170.0, 116.0, 12.5, 15.0, 20.0
 """The width of a drawing, the room for names and for `263 ms, 23.4 % lost`, the heights of a bar, a line of
