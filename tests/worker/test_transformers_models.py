@@ -10,7 +10,8 @@ import pytest
 from harness.launch.check import check, check_request
 
 HERE = Path(__file__).parent
-CONTEXT, GATHERED = "fsdp:cp=2", "fsdp:attention=gathered:cp=2"
+EXAMPLES = HERE.parents[1] / "docs/examples"
+CONTEXT, GATHERED, EXPERTS = "fsdp:cp=2", "fsdp:attention=gathered:cp=2", "fsdp:ep=2"
 
 
 @pytest.mark.slow
@@ -36,14 +37,16 @@ CONTEXT, GATHERED = "fsdp:cp=2", "fsdp:attention=gathered:cp=2"
         ("eager", ("tp",), {CONTEXT: "does not call scaled_dot_product_attention"}),
         ("shifting", ("fsdp",), {CONTEXT: "shifts the targets itself"}),
         ("t5", ("fsdp",), {CONTEXT: "neither positions nor position_ids", "tp": "layout"}),
+        ("mixtral", ("fsdp",), {EXPERTS: "layout names its layers of experts"}),
+        ("mixtral:build", (EXPERTS, "fsdp:cp=2:ep=2"), {}),
+        ("mixtral:qwen", (EXPERTS,), {}),
     ],
 )
 def test_a_check_says_which_strategies_work(model, proven, refused, monkeypatch) -> None:
     # Its ranks may be of an environment over the one that bench is installed into.
     monkeypatch.setenv("PYTHONPATH", str(HERE.parents[1]))
-    request = check_request(
-        f"py:transformers_models:{model}", micro_batch=4, folder=HERE, strategies=(*proven, *refused)
-    )
+    name, folder = (model, EXAMPLES) if ":" in model else (f"transformers_models:{model}", HERE)
+    request = check_request(f"py:{name}", micro_batch=4, folder=folder, strategies=(*proven, *refused))
     report = check(request)
     assert report.failure is None
     said = {word.strategy: word for word in report.strategies}

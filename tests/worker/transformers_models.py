@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from results.layout import LinearSplit, ModelLayout, splits_of
 from workloads import Workload
@@ -88,6 +95,15 @@ def shifting() -> Workload:
         return {"input_ids": x[:, :-1], "labels": x[:, :-1]}
 
     return replace(llama(), loss=None, synthetic=synthetic_of(batch))
+
+
+def mixtral() -> Workload:
+    """As it is, without a layout; docs/examples/mixtral.py has one."""
+    config = MixtralConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=LAYERS, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=VOCABULARY, use_cache=False, num_local_experts=4,
+    )  # fmt: skip
+    return replace(llama(), module=MixtralForCausalLM(config), layout=None)
 
 
 def t5() -> Workload:
