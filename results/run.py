@@ -186,6 +186,8 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     communication: Communication | None = None
     ranks: RankColumns | None = None
     busiest_expert: BusiestExpert | None = None
+    dropped_share: float | None = None
+    """The share of the rows that tokens chose which no expert computed; None without experts."""
     even_workload: str | None = None
     """The workload that differs from the cell's only in that its experts get as many rows each; None where
     none is known, and in older results."""

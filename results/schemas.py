@@ -69,7 +69,8 @@ def _losses_of_warmup(old: Json) -> Json:
 #   rank-record -, run-result -  unreleased  stages and bubble_replayed of recorded; layout; bubble_replayed;
 #                             dimensions of the communication
 #   rank-record -  unreleased  expert of the layout
-#   rank-record -, run-result -  unreleased  experts, even_workload; busiest_expert; rows of the ranks
+#   rank-record -, run-result -  unreleased  experts, even_workload; busiest_expert; dropped_share;
+#                             rows of the ranks; imbalance of the budget
 #   cell 4, plan 5  unreleased  the precision float8
 PLAN = Schema("plan", 5, Plan, upgrades={3: _one_order})
 CELL = Schema("cell", 4, Cell)

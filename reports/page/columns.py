@@ -436,6 +436,7 @@ CELLS = (
         "method-experts",
         hint="in means of its layer",
     ),
+    real("dropped_share", lambda row: row.mean("dropped_share"), "dropped rows", RATIO, "method-experts"),
     *metric("imbalance_cost", "imbalance.ratio", "cost of imbalance", PLAIN, "method-imbalance", ends=False),
 )
 """The exported columns of a planned cell, with or without figures."""
@@ -553,7 +554,8 @@ PRESETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "time": (
             *("step_ns", "throughput", "efficiency_weak", "no_claim_weak", "efficiency_strong"),
             *("no_claim_strong", "part_input", "part_compute", "part_bubble", "part_other"),
-            *("bubble_ideal", "bubble_replayed", "step_ns_p99", "busiest_expert", "imbalance_cost"),
+            *("bubble_ideal", "bubble_replayed", "step_ns_p99", "busiest_expert", "dropped_share"),
+            "imbalance_cost",
         ),
         "network": (
             *("part_transfer", "budget_method", "part_wait", "part_imbalance", "exposed_share", "overlap"),
@@ -627,6 +629,7 @@ RUNS = (
     joined("absent", "run.absent"),
     *stored("run", RunResult, *_BUCKETS, "loss_fixed", "first_hash"),
     real("busiest_expert", "run.busiest_expert.times_mean"),
+    *stored("run", RunResult, "dropped_share"),
 )
 """The columns of a run, counted or not."""
 

@@ -103,7 +103,8 @@ _SHARED = (
         "method-experts",
         "Busiest expert",
         "Rows of the expert that has most in its layer over the mean of the layer's experts, in the layer "
-        "where this is largest: counted on all ranks in the measured steps; the mean over runs.",
+        "where this is largest: counted on all ranks in the measured steps; the mean over runs. Dropped rows "
+        "are the share of all rows that no expert computed, because it was at its capacity.",
     ),
     Definition(
         "method-imbalance",

@@ -63,6 +63,13 @@ def dropped_flops(ranks: Sequence[RankRecord], replicas: int) -> int:
     return round(dropped / len(ranks[0].steps.step_ns)) if dropped else 0
 
 
+def dropped_share(ranks: Sequence[RankRecord]) -> float | None:
+    """The share of the rows that tokens chose which no expert computed; None where none were counted."""
+    layers = [one for rank in ranks for one in rank.experts]
+    chosen = sum(sum(one.rows) + one.dropped for one in layers)
+    return sum(one.dropped for one in layers) / chosen if chosen else None
+
+
 def busiest_expert(ranks: Sequence[RankRecord]) -> BusiestExpert | None:
     """The expert whose rows exceed the mean of its layer most, over all ranks; None where none were counted.
 

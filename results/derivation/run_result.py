@@ -19,7 +19,7 @@ from results.derivation.accounts import copies_of, rank_columns, step_budget, wh
 from results.derivation.communication import step_communication
 from results.derivation.contradictions import contradiction
 from results.derivation.counters import counters, device_energy, telemetry_means, why_energy_unknown
-from results.derivation.load import busiest_expert, dropped_flops
+from results.derivation.load import busiest_expert, dropped_flops, dropped_share
 from results.derivation.matching import match
 from results.environment import unlike_devices, unlike_nodes
 from results.errors import SchemaError
@@ -203,6 +203,7 @@ def _measured(facts: RunResult, cell: Cell, ranks: list[RankRecord], *, startup_
         slow_steps=slow_steps(per_step),
         phase_ns=phases,
         busiest_expert=busiest_expert(ranks),
+        dropped_share=dropped_share(ranks),
         even_workload=first.even_workload,
         exposed_ns=exposed_time(quads),
         copies_ns=copies_of(quads),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from results.derivation.load import busiest_expert, dropped_flops, rows_by_rank
+from results.derivation.load import busiest_expert, dropped_flops, dropped_share, rows_by_rank
 from results.record import ExpertRows
 from results.run import BusiestExpert
 
@@ -41,9 +41,10 @@ def test_without_counts_nothing_is_known_and_no_rows_are_no_load(two, cell_of, r
 
 def test_flops_of_dropped_rows_are_left_out_once_for_each_replica(cell_of, record_of, two) -> None:
     """Six steps. A row costs 10 FLOPs forward, and 20 backward."""
-    drops = [ExpertRows(module="a", first=0, rows=[1], dropped=number, row_flops=10) for number in (6, 18)]
+    drops = [ExpertRows(module="a", first=0, rows=[12], dropped=number, row_flops=10) for number in (6, 18)]
     ranks = [record_of(cell_of(), rank, experts=[own]) for rank, own in enumerate(drops)]
     assert dropped_flops(ranks, 2) == 30 * 24 / 6
+    assert (dropped_share(ranks), two().dropped_share) == (24 / (24 + 24), None)
     # Two ranks of a replica compute the same tokens.
     assert dropped_flops([ranks[0], ranks[0]], 1) == 30 * 6 / 6
     # Two stages have a layer each.

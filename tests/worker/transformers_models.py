@@ -98,7 +98,7 @@ def shifting() -> Workload:
 
 
 def mixtral() -> Workload:
-    """As it is, without a layout; docs/examples/mixtral.py has one."""
+    """Build a Mixtral without a layout; docs/examples/mixtral.py has one."""
     config = MixtralConfig(
         hidden_size=32, intermediate_size=64, num_hidden_layers=LAYERS, num_attention_heads=4,
         num_key_value_heads=2, vocab_size=VOCABULARY, use_cache=False, num_local_experts=4,
