@@ -96,8 +96,6 @@ def test_wait_that_the_rows_of_experts_explain_is_imbalance(run_of) -> None:
     assert (reversed_.imbalance_ns, reversed_.wait_ns.value) == (0, 6.5)
     assert uneven.imbalance_ns == pytest.approx(9.25 * 2 / 3)
     assert uneven.wait_ns.value == pytest.approx(6.5 - 9.25 * 2 / 3)
-    # The rows of ten times the others explain no more than what is waited for.
-    assert budget(60, 60, 600).wait_ns.value >= 0
 
 
 def test_where_no_rank_differs_transfer_is_all_that_is_exposed(run_of) -> None:
